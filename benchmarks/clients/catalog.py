@@ -72,6 +72,9 @@ CLIENTS = {
     for client in (
         _python("openai", "openai (Python)", "openai"),
         _node("openai-node", "openai (npm)", "openai", "zod"),
+        _python("ollama", "ollama (Python)", "ollama"),
+        _node("ollama-node", "ollama (npm)", "ollama"),
+        _python("langchain-ollama", "langchain-ollama", "langchain-ollama"),
         _python("langchain-openai", "langchain-openai", "langchain-openai"),
         # Its tools need mcp, which it does not declare.
         _python("litellm", "litellm", "litellm", "mcp"),

@@ -43,6 +43,7 @@ _OBJECTS = {
         *("AnthropicMessage", "AnthropicTool", "AnthropicToolChoice", "Thinking"),
         *("ContextManagement", "ClearThinking", "ClearToolUses"),
     ),
+    "objects-of-ollama": ("OllamaMessage", "OllamaOptions"),
     "objects-of-generate": ("SentSamplingParams", "ParseContext"),
 }
 """Key a part of the page; value the schemas that it lists."""

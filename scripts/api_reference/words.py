@@ -6,13 +6,18 @@ ORIGINS = {
         *("no_stop_trim", "return_hidden_states", "separate_reasoning", "stream_reasoning"),
         *("regex", "ebnf", "rid", "session_id", "enable_thinking"),
     ),
-    "llama.cpp": ("grammar", "json_schema", "cache_prompt", "id_slot", "timings_per_token"),
+    "llama.cpp": (
+        *("grammar", "json_schema", "cache_prompt", "id_slot", "timings_per_token"),
+        "return_progress",
+    ),
 }
 """Key who defined fields that neither OpenAI nor vLLM has; value their names."""
 
 DEFINED_BY = {
     "OpenAI": "OpenAI",
     "Anthropic": "Anthropic",
+    "Ollama": "Ollama",
+    "llama-server": "llama.cpp",
     "scores": "vLLM",
     "tokenization": "vLLM",
     "routers": "vLLM, SGLang",

@@ -75,6 +75,13 @@ PLACES: dict[str, Place] = {
     "CountTokensRequest": Place("count_tokens", {"messages": _SAID}),
     "TokenizeRequest": Place("tokenize", {"messages": _SAID}),
     "DetokenizeRequest": Place("detokenize", {"tokens": [5]}),
+    "OllamaChatRequest": Place("ollama_chat", _CHAT),
+    "OllamaGenerateRequest": Place("ollama_generate", {"prompt": "Hi there"}),
+    "OllamaEmbedRequest": Place("ollama_embed", {"input": "one two three four"}),
+    "OllamaEmbeddingsRequest": Place("ollama_embeddings", {"prompt": "one two three four"}),
+    "OllamaNamedRequest": Place("ollama_show", {"model": "m"}),
+    "OllamaMessage": Place("ollama_chat", _CHAT, ("messages", 1)),
+    "OllamaOptions": Place("ollama_generate", {"prompt": "Hi", "options": {}}, ("options",)),
     "GenerateRequest": Place("generate", {"token_ids": [5], "sampling_params": {}}),
     "ChatMessage": Place("chat", _CHAT, ("messages", 1)),
     "MessageToolCall": Place(
@@ -214,7 +221,8 @@ VALUES: dict[str, Any] = {
     "user": "u", "safety_identifier": "s", "metadata": {"a": "b"}, "service_tier": "flex",
     "prompt_cache_key": "k", "prompt_cache_retention": "24h", "verbosity": "low",
     "prompt_cache_options": {"a": 1}, "spaces_between_special_tokens": False, "id_slot": 1,
-    "timings_per_token": True, "session_id": "s", "request_id": "r", "rid": "r",
+    "timings_per_token": True, "return_progress": True, "session_id": "s",
+    "request_id": "r", "rid": "r",
     "stream_interval": 2, "client_metadata": {"a": "b"}, "max_tool_calls": 1,
     "prediction": {"type": "content", "content": "a"}, "num_ctx": 512, "num_keep": 4,
     "num_batch": 8, "num_thread": 2, "num_gpu": 1, "main_gpu": 1, "use_mmap": False,
@@ -259,6 +267,26 @@ VALUES: dict[str, Any] = {
     "parse_context": {"tools": [_TOOL]}, "reasoning_parser_kwargs": {"a": 1},
     "detokenize": False, "skip_clone": True, "output_kind": 1, "history_tool_call_cnt": 1,
     "SentSamplingParams.logprobs": 1,
+    "content": "Yes", "add_special": True, "with_pieces": True,
+    # Of Ollama's.
+    **{f"Ollama{name}Request.stream": False for name in ("Chat", "Generate", "Named")},
+    "options": {"seed": 2}, "format": "json",
+    "truncate": True, "shift": True, "raw": True, "OllamaNamedRequest.name": "m",
+    "verbose": True, "insecure": True,
+    "OllamaOptions.repeat_penalty": 1.5, "OllamaOptions.repeat_last_n": 0,
+    "OllamaOptions.num_predict": 7, "OllamaOptions.num_ctx": 4096,
+    **{
+        f"OllamaOptions.{name}": 2
+        for name in (
+            "mirostat_tau", "mirostat_eta", "num_keep", "num_batch", "num_gpu", "main_gpu",
+            "num_thread",
+        )
+    },
+    **{f"OllamaOptions.{name}": True for name in ("use_mmap", "use_mlock", "low_vram", "numa")},
+    "draft_num_predict": 2, "f16_kv": True, "logits_all": True,
+    "OllamaMessage.role": "user", "OllamaMessage.content": "No", "OllamaMessage.name": "Al",
+    "OllamaMessage.function_call": {"name": "f"}, "OllamaMessage.reasoning": "Hm.",
+    "OllamaMessage.thinking": "Hm.", "tool_name": "t",
     # Of their objects.
     "include_usage": True, "continuous_usage_stats": True,
     "do_remote_decode": True, "do_remote_prefill": True, "remote_host": "h", "remote_port": 5,
@@ -322,6 +350,15 @@ BESIDE: dict[str, dict[str, Any]] = {
         "add_generation_prompt": False, "messages": _SAID[:2]},
     **{f"TokenizeRequest.{name}": {"messages": None, "prompt": "Hi"}
        for name in ("prompt", "add_special_tokens")},
+    "TokenizeRequest.content": {"messages": None},
+    **{f"TokenizeRequest.{name}": {"messages": None, "content": "Hi"}
+       for name in ("add_special", "with_pieces")},
+    "return_progress": {"stream": True},
+    "OllamaChatRequest.top_logprobs": {"logprobs": True},
+    "OllamaGenerateRequest.top_logprobs": {"logprobs": True},
+    "OllamaEmbedRequest.truncate": {"input": "long " * 3000},
+    "OllamaNamedRequest.name": {"model": None},
+    "repeat_last_n": {"repeat_penalty": 1.5},
     "ChatRequest.logprob_token_ids": {"logprobs": True},
     "CompletionRequest.logprob_token_ids": {"logprobs": 1},
     "ResponsesRequest.logprob_token_ids": {"include": ["message.output_text.logprobs"]},

@@ -21,7 +21,7 @@ from tests.profiles import examples
 
 FOR_ADMINS = {
     ("PATCH", "/settings"), ("POST", "/trace/start"), ("POST", "/trace/stop"),
-    ("GET", "/dashboard/events"), ("POST", "/reset_prefix_cache"),
+    ("GET", "/dashboard/events"), ("POST", "/reset_prefix_cache"), ("GET", "/slots"),
 }  # fmt: skip
 OPEN = {
     ("GET", path) for path in ("/", "/dashboard", "/docs", "/health", "/metrics", "/openapi.json",
@@ -42,6 +42,10 @@ FOR_CLIENTS = {
     ("POST", "/v1/responses"), ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"), ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),
+    ("GET", "/props"), ("POST", "/apply-template"), ("GET", "/api/version"),
+    ("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show"), ("POST", "/api/pull"),
+    ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
 }  # fmt: skip
 """Of stored responses, each tenant has its own."""
 TENANT, ADMIN = {"Authorization": "Bearer sk-ops"}, {"x-api-key": "sk-root"}

@@ -31,11 +31,21 @@ from tests.api.field_values import BESIDE, PLACES, VALUES
 
 FIELDS = documented_fields()
 ONLY_FOR_RENDERING = ("request_id", "return_token_offsets")
-CHECKED = ("model", "best_of", "thread", "detokenize", "MessagesRequest.logprob_token_ids")
+CHECKED = (
+    *("model", "best_of", "thread", "detokenize", "num_ctx"),
+    "MessagesRequest.logprob_token_ids",
+)
 """Fields whose effect is that the request is refused."""
 HISTORY = frozenset(
     (
-        *("ChatMessage", "MessageToolCall", "CalledFunction", "AnthropicMetadata", "HostedTool"),
+        *(
+            "OllamaMessage",
+            "ChatMessage",
+            "MessageToolCall",
+            "CalledFunction",
+            "AnthropicMetadata",
+            "HostedTool",
+        ),
         *("TextBlock", "ToolReferenceBlock", "ToolUseBlock", "ToolResultBlock", "ThinkingBlock"),
         *("RedactedThinkingBlock", "ServerToolBlock", "MessageItem", "ItemReference"),
         *("FunctionCallItem", "CustomToolCallItem", "ToolOutputItem", "ReasoningItem"),

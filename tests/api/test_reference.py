@@ -7,7 +7,7 @@ import pytest
 
 
 def test_the_root_leads_to_the_dashboard(http: httpx.Client) -> None:
-    found = http.get("/")
+    found = http.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
     assert found.status_code == 307
     assert found.headers["Location"] == "dashboard"
 

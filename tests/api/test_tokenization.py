@@ -13,7 +13,7 @@ def test_round_trip(http: httpx.Client, text: str) -> None:
     assert tokenized["count"] == len(tokenized["tokens"])
     assert tokenized["max_model_len"] == 8192
     detokenized = http.post("/detokenize", json={"model": MODEL, "tokens": tokenized["tokens"]})
-    assert detokenized.json() == {"prompt": text}
+    assert detokenized.json() == {"prompt": text, "content": text}
 
 
 def test_long_text(http: httpx.Client) -> None:

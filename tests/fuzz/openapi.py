@@ -25,6 +25,11 @@ _GOOD = {
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/inference/v1/generate": {"token_ids": [5], "sampling_params": {"max_tokens": 2}},
+    "/api/chat": {"messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 2}},
+    "/api/generate": {"prompt": "Hi", "options": {"num_predict": 2}},
+    "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
+    "/api/show": {"name": "smollm2-135m-instruct"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5, 6]},
 }

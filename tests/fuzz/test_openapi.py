@@ -10,6 +10,7 @@ _NUM_EXAMPLES = scaled(4)
 _PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     *("/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
 )
 
 
@@ -32,4 +33,5 @@ def test_every_error_is_described(target: ServerProcess) -> None:
                 if status >= "400":
                     schema = response["content"]["application/json"]["schema"]
                     name = "AnthropicErrorBody" if "/messages" in path else "ErrorBody"
+                    name = "OllamaErrorBody" if path.startswith("/api/") else name
                     assert schema == {"$ref": f"#/components/schemas/{name}"}

@@ -1,10 +1,12 @@
 """Turns the deltas of a job into its HTTP answer: one JSON object, or a stream."""
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from fastapi.responses import Response
@@ -12,17 +14,19 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
 from legato.api.arrival import Arrival
-from legato.api.http.bodies import EventResponse
+from legato.api.http.bodies import EVENT_STREAM, EventResponse
 from legato.api.http.errors import ApiError, as_api_error
 from legato.api.http.outlet import Outlet, PacedResponse, send_paced
 from legato.api.limits import MAX_UNREAD_BYTES
 from legato.api.submit import JobRun
 from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
+from legato.core.step_record import ChunkRecord, StepRecord
 from legato.core.version import __version__
 from legato.engine.client.submissions import Submission
 from legato.engine.errors import SlowReaderError
 from legato.language.completion import CompletionDelta
+from legato.observe.traces.feed import Subscription
 
 FINGERPRINT = f"legato-{__version__}"
 """OpenAI's `system_fingerprint`: with the same one and the same seed, outputs are alike."""
@@ -90,6 +94,49 @@ class UsageCounter:
         )
 
 
+class AnswerTimes:
+    """When an answer's prompt and output were computed, by what came of them.
+
+    Attributes:
+        output_s: seconds from its first token to its latest.
+    """
+
+    def __init__(self) -> None:
+        self._scheduled_s: float | None = None
+        self._first_s: float | None = None
+        self.output_s = 0.0
+
+    def add(self, delta: CompletionDelta) -> None:
+        if self._first_s is None:
+            self._first_s = delta.received_s
+        if self._scheduled_s is None:
+            self._scheduled_s = delta.output.scheduled_s
+        self.output_s = max(0.0, delta.received_s - self._first_s)
+
+    @property
+    def prompt_s(self) -> float:
+        """Seconds from the planning of its first step to its first token."""
+        if self._first_s is None or self._scheduled_s is None:
+            return 0.0
+        return max(0.0, self._first_s - self._scheduled_s)
+
+
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is computed, in llama-server's words.
+
+    Attributes:
+        total: tokens of the prompt.
+        cache: of these, tokens that did not have to be computed.
+        processed: tokens so far, with the cached ones.
+        time_ms: since its first step began.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class WholeAnswer(Protocol):
     """An answer in one JSON object."""
 
@@ -101,7 +148,7 @@ class WholeAnswer(Protocol):
 
 
 class EventWriter(Protocol):
-    """Formats an answer as server-sent events."""
+    """Formats an answer as server-sent events, or as lines."""
 
     def delta(self, choice: int, delta: CompletionDelta) -> bytes:
         """Return the events of one delta; with the first delta, the stream's first events too."""
@@ -121,14 +168,19 @@ class AnswerFormat(Protocol):
     def events(self) -> EventWriter: ...
 
 
-async def respond(run: JobRun, answer_format: AnswerFormat) -> Response:
+async def respond(
+    run: JobRun, answer_format: AnswerFormat, media_type: str = EVENT_STREAM
+) -> Response:
     """Run a job and answer its request, streamed or whole.
+
+    Args:
+        media_type: of a stream.
 
     Raises:
         Exception: as `JobRun.submitted`, if the answer is not streamed.
     """
     if run.job.answer.is_streamed:
-        return StreamedAnswer(run, answer_format.events())
+        return StreamedAnswer(run, answer_format.events(), media_type)
     return await respond_whole(run, answer_format.whole())
 
 
@@ -158,10 +210,11 @@ class StreamedAnswer(EventResponse):
     Deltas wait while the client reads too slowly. One too many ends the stream.
     """
 
-    def __init__(self, run: JobRun, writer: EventWriter) -> None:
-        super().__init__()
+    def __init__(self, run: JobRun, writer: EventWriter, media_type: str = EVENT_STREAM) -> None:
+        super().__init__(media_type)
         self._run = run
         self._writer = writer
+        self._progress: PromptProgress | None = None  # the last that was written
         self._unread: deque[tuple[int, CompletionDelta]] = deque()  # key: choice
         self._max_unread = most_unread(
             run.job.params, run.job.num_choices, run.context.max_unread_tokens
@@ -174,18 +227,65 @@ class StreamedAnswer(EventResponse):
         names = self._run.job.answer.field_names
         try:
             with naming_fields(**names), self._outlet.watched(self._write_unread):
-                async with self._run.submitted(self._take) as submission:
+                async with self._submitted() as (submission, steps):
+                    if steps is not None:
+                        has_begun = await self._report_prompt(submission, steps, send)
                     await submission.begun.wait()
                     submission.check()
-                    await self.begin(send)
-                    has_begun = True
+                    if not has_begun:
+                        await self.begin(send)
+                        has_begun = True
                     await self._write_all(submission)
             end = self._writer.end()
         except Exception as error:
-            if not has_begun:
+            if not has_begun and self._progress is None:
                 raise
             end = self._writer.failed(_as_api_error(error))
         await send_paced(send, end, self._run.context.turns)
+
+    @asynccontextmanager
+    async def _submitted(
+        self,
+    ) -> AsyncGenerator[tuple[Submission, Subscription[StepRecord] | None]]:
+        """Submit the job; yield the engine's steps, too, if it reports progress."""
+        if not self._run.job.answer.reports_progress:
+            async with self._run.submitted(self._take) as submission:
+                yield submission, None
+            return
+        with self._run.context.engine.activity.steps.subscribe() as steps:
+            async with self._run.submitted(self._take) as submission:
+                yield submission, steps
+
+    async def _report_prompt(
+        self, submission: Submission, steps: Subscription[StepRecord], send: Send
+    ) -> bool:
+        """Write the first completion's progress until its first token; return if any was."""
+        begun = asyncio.create_task(submission.begun.wait())
+        begun.add_done_callback(lambda _: steps.close())
+        first_s, num_cached = 0.0, 0
+        try:
+            while records := await steps.take():
+                for record, chunk in _chunks_of(submission.request_ids[:1], records):
+                    if not first_s:
+                        first_s, num_cached = record.started_s, chunk.start
+                        await self.begin(send)
+                    if submission.begun.is_set():
+                        return True
+                    self._progress = PromptProgress(
+                        len(self._run.job.prompts[0].token_ids),
+                        num_cached,
+                        chunk.start + chunk.num_tokens,
+                        1e3 * (record.ended_s - first_s),
+                    )
+                    self._write_progress()
+        finally:
+            begun.cancel()
+        return first_s > 0
+
+    def _write_progress(self) -> None:
+        if self._progress is not None and self._outlet.is_writable:
+            writer: Any = self._writer  # a `_ChunkWriter`: only its bodies ask for progress
+            self._outlet.write(writer.progress(self._progress))
 
     def _take(self, choice: int, delta: CompletionDelta) -> None:
         if self._outlet.is_writable and not self._unread:
@@ -214,6 +314,15 @@ class StreamedAnswer(EventResponse):
     def _write(self, choice: int, delta: CompletionDelta) -> None:
         self._outlet.write(self._writer.delta(choice, delta))
         self._run.sent(choice, delta)
+
+
+def _chunks_of(
+    request_ids: Sequence[str], records: Iterable[StepRecord]
+) -> Iterator[tuple[StepRecord, ChunkRecord]]:
+    for record in records:
+        for chunk in record.chunks:
+            if chunk.request_id in request_ids:
+                yield record, chunk
 
 
 def most_unread(params: SamplingParams, num_choices: int, max_unread_tokens: int) -> int:

@@ -32,6 +32,28 @@ from legato.api.http.middleware import (
     allowed_methods,
     no_such_endpoint,
 )
+from legato.api.ollama import ollama_answer
+from legato.api.ollama.described_model import (
+    LlamaProps,
+    OllamaModels,
+    OllamaNamedRequest,
+    OllamaRunningModels,
+    OllamaShown,
+    OllamaStatus,
+)
+from legato.api.ollama.ollama_answer import (
+    OllamaChatAnswer,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaGenerateAnswer,
+    OllamaVersionAnswer,
+)
+from legato.api.ollama.ollama_body import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+)
 from legato.api.openai import (
     chat_answer,
     completion_answer,
@@ -55,13 +77,16 @@ from legato.api.openai.score_body import RerankRequest, ScoreRequest
 from legato.api.openai.tokenization_body import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    LlamaTokens,
+    TemplatedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
 from legato.api.openapi import DescribedApi
-from legato.api.operations import cache, pages, probes, routers, settings, trace
+from legato.api.operations import cache, llama_server, pages, probes, routers, settings, trace
 from legato.api.operations.cache import CacheReset
 from legato.api.operations.dashboard import events
+from legato.api.operations.llama_server import Slot
 from legato.api.operations.probes import Health, Live, LoadAnswer, Startup
 from legato.api.operations.routers import ModelInfo, ServerInfo
 from legato.api.operations.settings import SettingsAnswer
@@ -96,18 +121,31 @@ _ANSWERS = (
     InputItemList,
     InputTokenCount,
     Live,
+    LlamaProps,
+    LlamaTokens,
     LoadAnswer,
     MessageAnswer,
     ModelCard,
     ModelInfo,
     ModelList,
+    OllamaChatAnswer,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
+    OllamaGenerateAnswer,
+    OllamaModels,
+    OllamaRunningModels,
+    OllamaShown,
+    OllamaStatus,
+    OllamaVersionAnswer,
     RenderedPrompt,
     RerankAnswer,
     ResponseAnswer,
     ScoreAnswer,
     ServerInfo,
     SettingsAnswer,
+    Slot,
     Startup,
+    TemplatedPrompt,
     TextAnswer,
     TokenCount,
     TokenizeAnswer,
@@ -122,6 +160,11 @@ _REQUESTS = (
     EmbeddingRequest,
     GenerateRequest,
     MessagesRequest,
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaEmbeddingsRequest,
+    OllamaGenerateRequest,
+    OllamaNamedRequest,
     RerankRequest,
     ResponsesRequest,
     ScoreRequest,
@@ -133,9 +176,9 @@ _CORS_METHODS = ("GET", "POST", "DELETE")
 _CORS_EXPOSED = ("X-Request-Id", "Retry-After", "Warning")
 _ROOMS = (
     *(chat_answer, completion_answer, embedding_answer, score_answer),
-    *(response_endpoints, message_answer),
+    *(response_endpoints, message_answer, ollama_answer),
     *(models, tokenization_answer, rendering, generate_answer),
-    *(trace, settings, cache, probes, routers, events),
+    *(trace, settings, cache, probes, routers, llama_server, events),
 )
 _ERRORS = (
     ApiError,
@@ -171,12 +214,19 @@ def create_app(
         requests=_REQUESTS,
     )
     api.state.context = ApiContext(
-        engine, text, metrics, lifecycle, config.max_unread_tokens, kv_event_source
+        engine,
+        text,
+        metrics,
+        lifecycle,
+        config.max_unread_tokens,
+        kv_event_source,
+        config.llama_timings,
     )
     api.state.response_store = ResponseStore(
         config.max_stored_responses, config.max_stored_bytes, config.max_body_bytes
     )
     names = HostNames(config)
+    api.state.ollama_version = config.ollama_version
     api.state.admins = Admins(config, names)
     api.state.live_trace = LiveTrace(engine, config.max_trace_bytes)
     assets = pages.load_chat() | pages.load_dashboard() | pages.load_reference()

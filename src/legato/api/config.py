@@ -23,6 +23,8 @@ _routing = partial(Flag, group="routers")
 
 UnknownFields = Literal["refuse", "ignore"]
 ModelName = Annotated[str, msgspec.Meta(min_length=1)]
+OllamaVersion = Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.\d+$")]
+"""Digits only: clients parse each part."""
 
 _ORIGIN = re.compile(r"\*|https?://[^/]+")
 _NEAR = re.compile(r"ipc://.+|tcp://127(\.\d{1,3}){3}:(\d{1,5}|\*)", re.ASCII)
@@ -119,6 +121,17 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     enable_tokenizer_info_endpoint: Annotated[
         bool,
         Flag("serve the tokenizer's settings and the chat template at /tokenizer_info"),
+    ] = False
+    ollama_version: Annotated[
+        OllamaVersion,
+        Flag("version that Ollama's clients are told; some refuse an old one"),
+    ] = "0.13.0"
+    llama_timings: Annotated[
+        bool,
+        Flag(
+            "put llama-server's timings into all answers of chat and completions, not only into "
+            "those that ask with timings_per_token"
+        ),
     ] = False
     trust_request_chat_template: Annotated[
         bool,

@@ -42,6 +42,7 @@ class ApiContext:
     Attributes:
         max_unread_tokens: of a completion that may wait for a client that reads too slowly; one
             more ends its stream.
+        shows_timings: as `llama_timings` of `ServerConfig`.
         kv_event_source: None if the server publishes no cache events.
         turns: shared by all answers in progress.
         prompt_numbers: numbers for the ids of prompts at the engine; each is used once.
@@ -53,6 +54,7 @@ class ApiContext:
     lifecycle: Lifecycle
     max_unread_tokens: int
     kv_event_source: KVEventSource | None = None
+    shows_timings: bool = False
     turns: Turns = field(default_factory=Turns)
     prompt_numbers: Iterator[int] = field(default_factory=itertools.count)
 

@@ -50,6 +50,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
         include_usage, continuous_usage_stats: as in `StreamOptions`.
         returns_token_ids: whether answers have the token ids of prompts and completions.
         names_tokens_by_id: whether log probabilities name tokens by their ids, not their texts.
+        times_pieces: whether the answer and each piece of it have llama-server's timings.
+        reports_progress: whether a stream reports each step's part of the prompt.
         calls_functions: whether the request uses OpenAI's older `functions`.
         echoed: the text before the completions of each prompt; None if there is none.
         echo_starts: where each token of an echoed prompt begins in its text, in characters, for log
@@ -66,6 +68,8 @@ class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool = False
     returns_token_ids: bool = False
     names_tokens_by_id: bool = False
+    times_pieces: bool = False
+    reports_progress: bool = False
     calls_functions: bool = False
     echoed: tuple[str, ...] | None = None
     echo_starts: tuple[TokenIds, ...] = ()

@@ -17,7 +17,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from legato.api.http.error_responses import AnthropicErrorBody
+from legato.api.http.bodies import JSON_LINES
+from legato.api.http.error_responses import AnthropicErrorBody, OllamaErrorBody
 from legato.api.http.errors import ErrorBody
 from legato.api.http.middleware import OPEN_PATHS
 
@@ -74,7 +75,7 @@ class DescribedApi(FastAPI):
     ) -> None:
         super().__init__(**options)
         self._asks_for_key = asks_for_key
-        self._answers = [ErrorBody, AnthropicErrorBody, *answers]
+        self._answers = [ErrorBody, AnthropicErrorBody, OllamaErrorBody, *answers]
         self._requests = list(requests)
 
     def openapi(self) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def responses(
     is_list: bool = False,
     errors: Iterable[HTTPStatus] = (),
     streams: bool = False,
+    in_lines: bool = False,
     files: Iterable[str] = (),
     error_body: type = ErrorBody,
 ) -> Responses:
@@ -139,7 +141,8 @@ def responses(
         answer: the msgspec type of its JSON.
         is_list: whether it answers with a list of them.
         errors: in addition to `_COMMON_ERRORS`.
-        streams: whether it may also answer with server-sent events.
+        streams, in_lines: whether it may also answer with server-sent events, or with lines of the
+            same JSON.
         files: media types of files that it may answer with.
         error_body: the msgspec type of its errors.
     """
@@ -151,6 +154,8 @@ def responses(
         }
     if streams:
         content["text/event-stream"] = {"schema": _EVENT}
+    if in_lines:
+        content[JSON_LINES] = {"schema": {}}
     described: Responses = {200: {"description": "The answer.", "content": content}}
     for status in sorted({*_COMMON_ERRORS, *errors}):
         described[int(status)] = {

@@ -356,7 +356,7 @@ class MessageJobs:
         chat, edits = request.edited(self._num_tokens)
         yield from left_out(request.left_out_tools)
         yield from self._chats.read_other(
-            request,
+            request.shared_options(),
             chat,
             "messages",
             field_names={"prompt": "messages", "stop": "stop_sequences"},

@@ -272,6 +272,16 @@ Kind = Literal[
     "tokenize",
     "detokenize",
     "tokenizer_info",
+    "apply_template",
+    "ollama_chat",
+    "ollama_generate",
+    "ollama_embed",
+    "ollama_embeddings",
+    "ollama_tags",
+    "ollama_ps",
+    "ollama_show",
+    "ollama_pull",
+    "props",
     "render_chat",
     "render_completions",
     "render_messages",
@@ -286,6 +296,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_completions, default_max_tokens, max_output_tokens, trust_request_chat_template,
             message_special_tokens, unknown_fields: as in `ServerConfig`.
+        shows_template: whether clients may see the chat template.
     """
 
     info: EngineInfo
@@ -295,12 +306,17 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_chat_template: bool
     message_special_tokens: MessageSpecialTokens
     unknown_fields: UnknownFields
+    shows_template: bool = False
 
     @classmethod
     def of(cls, info: EngineInfo, config: ServerConfig) -> "Serving":
         """Take the settings from a server's configuration."""
-        names = [name for name in cls.__struct_fields__ if name != "info"]
-        return cls(info=info, **{name: getattr(config, name) for name in names})
+        names = {*cls.__struct_fields__} - {"info", "shows_template"}
+        return cls(
+            info=info,
+            shows_template=config.enable_tokenizer_info_endpoint,
+            **{name: getattr(config, name) for name in names},
+        )
 
 
 _Model = TypeVar("_Model", bound=ModelRequest)

@@ -254,7 +254,8 @@ class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelReques
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
-        names = self.model_fields_set & GenerationOptions.model_fields.keys()
+        known = GenerationOptions.model_fields.keys() - PeersHints.model_fields.keys()
+        names = self.model_fields_set & known
         return self.model_dump(mode="json", include=names)
 
 
@@ -290,6 +291,10 @@ class GenerationRequest(OtherServersHints, Hints, UnaskedOptions, OutputForm, Ge
     """Log probabilities name tokens `token_id:5`."""
     return_token_offsets: bool = False
     """`/render` returns the tokens' places in the text."""
+    timings_per_token: bool | None = None
+    """Return llama-server's `timings`, in each piece of a stream, too."""
+    return_progress: bool | None = None
+    """With `stream`, report each step's part of the prompt as llama-server's `prompt_progress`."""
     kv_transfer_params: KVTransferRequest | None = None
     """Transfer of cached blocks [between servers](../guides/disaggregate.md)."""
 
@@ -319,6 +324,8 @@ class GenerationRequest(OtherServersHints, Hints, UnaskedOptions, OutputForm, Ge
             continuous_usage_stats=options.continuous_usage_stats,
             returns_token_ids=self.return_token_ids,
             names_tokens_by_id=self.return_tokens_as_token_ids,
+            times_pieces=bool(self.timings_per_token),
+            reports_progress=self.stream and bool(self.return_progress),
             **known,
         )
 

@@ -21,6 +21,7 @@ from legato.core.errors import InvalidRequestError
 JSON = "application/json"
 _EVENT_BEGIN, EVENT_END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]" + EVENT_END
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 # Many clients cut events into lines as Python's `splitlines` does: at these characters, too.
 _LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029"]
 # Proxies must not buffer a live stream.
@@ -62,6 +63,18 @@ async def _json_bytes(request: Request) -> bytearray:
     return body
 
 
+async def _bytes_of_any_type(request: Request) -> bytearray:
+    body: bytearray = (await request.receive())["body"]
+    if not body:
+        raise no_json_object()
+    return body
+
+
+AnyJsonBytes = Annotated[bytearray, Depends(_bytes_of_any_type)]
+"""A raw body of any content type: curl, in Ollama's examples, says that its JSON is a form.
+
+`CheckOrigin` alone keeps other sites' forms out.
+"""
 JsonBytes = Annotated[bytearray, Depends(_json_bytes)]
 """The raw body, for handlers that send it to a text process; `takes` describes it."""
 
@@ -82,6 +95,14 @@ def json_event(body: msgspec.Struct) -> bytes:
     data = bytearray(_EVENT_BEGIN)
     encode_json_into(body, data, len(data))
     data += EVENT_END
+    return in_one_line(bytes(data))
+
+
+def json_line(body: msgspec.Struct) -> bytes:
+    """Format the JSON of a struct as a line of its own."""
+    data = bytearray()
+    encode_json_into(body, data, 0)
+    data += b"\n"
     return in_one_line(bytes(data))
 
 
@@ -140,10 +161,10 @@ class StreamedResponse(Response):
 
 
 class EventResponse(StreamedResponse):
-    """Server-sent events."""
+    """Server-sent events, or lines of JSON."""
 
-    def __init__(self) -> None:
-        super().__init__(_STREAM_HEADERS, "text/event-stream")
+    def __init__(self, media_type: str = EVENT_STREAM) -> None:
+        super().__init__(_STREAM_HEADERS, media_type)
 
 
 class EventStream(EventResponse):

@@ -1,4 +1,4 @@
-"""Responses of errors, OpenAI's and Anthropic's, also for those of FastAPI and Starlette."""
+"""Responses of errors, in each API's format, also for those of FastAPI and Starlette."""
 
 from http import HTTPStatus
 
@@ -51,6 +51,12 @@ class AnthropicErrorBody(TypedEvent, frozen=True, tag="error"):
     request_id: str
 
 
+class OllamaErrorBody(msgspec.Struct, frozen=True):
+    """An error answer, or the last line of a stream."""
+
+    error: str
+
+
 def anthropic_error(error: ApiError, request_id: str) -> AnthropicErrorBody:
     """Return an error in Anthropic's format."""
     kind = _TYPES.get(error.status, "invalid_request_error")
@@ -71,8 +77,14 @@ class ErrorResponse(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["state"]["is_anthropic"]:
-            self.body = encode_json(anthropic_error(self._error, scope["state"]["request_id"]))
+        state = scope["state"]
+        body: msgspec.Struct | None = None
+        if state["api"] == "anthropic":
+            body = anthropic_error(self._error, state["request_id"])
+        elif state["api"] == "ollama":
+            body = OllamaErrorBody(self._error.detail.message)
+        if body is not None:
+            self.body = encode_json(body)
             self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 

@@ -31,7 +31,8 @@ from legato.core.spelling import did_you_mean
 from legato.observe.metrics.server_metrics import ServerMetrics
 
 REQUEST_ID = "X-Request-Id"
-_ANTHROPIC_PATH = "/v1/messages"
+_APIS = {"/v1/messages/": "anthropic", "/api/": "ollama"}
+"""Key the beginning of a path with a slash added, value the API; others are OpenAI's."""
 _ANTHROPIC_REQUEST_ID = "request-id"
 # The id is repeated in every chunk of a stream.
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
@@ -79,8 +80,8 @@ class RequestIds:
 
     A client's id is kept if it is 1 to 128 visible ASCII characters. Handlers find it in
     `scope["state"]["request_id"]`. `scope["state"]["answer_id"]` is an id that no client can
-    choose; both are the same if the client sent none. `scope["state"]["is_anthropic"]` is whether
-    the path belongs to Anthropic's API.
+    choose; both are the same if the client sent none. `scope["state"]["api"]` is the API that the
+    path belongs to: "openai", "anthropic" or "ollama".
 
     Args:
         count_error: called with the status of each error answer.
@@ -94,17 +95,16 @@ class RequestIds:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         answer_id = uuid.uuid4().hex
         request_id = given if _GOOD_ID.fullmatch(given) else answer_id
-        is_anthropic = f"{scope['path']}/".startswith(f"{_ANTHROPIC_PATH}/")
+        path = f"{scope['path']}/"
+        api = next((api for start, api in _APIS.items() if path.startswith(start)), "openai")
         logs.request_id.set(request_id)
-        scope.setdefault("state", {}).update(
-            request_id=request_id, answer_id=answer_id, is_anthropic=is_anthropic
-        )
+        scope.setdefault("state", {}).update(request_id=request_id, answer_id=answer_id, api=api)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = request_id
-                if is_anthropic:
+                if api == "anthropic":
                     headers[_ANTHROPIC_REQUEST_ID] = request_id
                 if message["status"] >= _FIRST_ERROR_STATUS:
                     self._count_error(message["status"])

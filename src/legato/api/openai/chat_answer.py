@@ -7,13 +7,13 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import FINGERPRINT, NotedAnswer, Usage
+from legato.api.answer import FINGERPRINT, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import array, listed
 from legato.api.job import Job
 from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
+from legato.api.openai.chunks import ChunkFormat, TimedAnswer, UsageField, respond_in_chunks
 from legato.api.openai.logprobs import ChatLogprobs, PromptLogprobs
 from legato.api.openapi import body_route
 from legato.core.vocabulary import Vocabulary
@@ -71,7 +71,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | None
 
 
-class ChatAnswer(NotedAnswer, frozen=True, kw_only=True):
+class ChatAnswer(TimedAnswer, frozen=True, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
@@ -119,7 +119,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(NotedAnswer, frozen=True, kw_only=True):
+class ChatChunk(TimedAnswer, frozen=True, kw_only=True):
     """Attributes: `prompt_token_ids` are on the first chunk of a stream."""
 
     id: str
@@ -174,7 +174,7 @@ class ChatFormat(ChunkFormat):
         )
         return self._chunk([piece], usage, prompt_tokens)
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
+    def usage_chunk(self, usage: UsageField) -> ChatChunk:
         return self._chunk([], usage)
 
     def _choice(self, completion: Completion) -> ChatChoice:

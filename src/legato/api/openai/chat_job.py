@@ -1,6 +1,6 @@
 """The job of a chat, in OpenAI's API or in another one that is converted to it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -8,7 +8,6 @@ import msgspec
 from legato.api.bodies.answer_size import check_answer_size
 from legato.api.bodies.as_chat import ChatBody
 from legato.api.bodies.body_model import JobMaker, validated
-from legato.api.bodies.generation_options import GenerationOptions
 from legato.api.job import End, Job, JobPrompt, Part, Warned, packed
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import naming_fields
@@ -37,25 +36,26 @@ class ChatJobs(JobMaker):
 
     def read_other(
         self,
-        request: GenerationOptions,
+        shared: Mapping[str, Any],
         chat: ChatBody,
         operation: Operation,
         *,
         field_names: dict[str, str],
-        terms: msgspec.Struct,
+        terms: msgspec.Struct | None = None,
         bounds_output: bool = False,
         is_rendered: bool = False,
     ) -> Iterator[Part | End]:
         """Yield warnings, and the job of another API's request, whose fields errors name.
 
         Args:
+            shared: the request's fields that a chat has, too, in JSON.
             chat: the request as a chat.
             field_names, terms: of the job.
             bounds_output: whether `max_tokens` may be more than the context has room for.
             is_rendered: whether the prompt is the answer.
         """
         with chat.naming_fields():
-            asked = validated(ChatRequest, {**request.shared_options(), **chat.fields})
+            asked = validated(ChatRequest, {**shared, **chat.fields})
             for tool in asked.tools or ():
                 tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
             for part in self._read(

@@ -8,12 +8,12 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, Raw, UnsetType
 
-from legato.api.answer import FINGERPRINT, NotedAnswer, Usage
+from legato.api.answer import FINGERPRINT, Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import Kept, array, encode_json, listed, numbers
 from legato.api.job import Job
-from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
+from legato.api.openai.chunks import ChunkFormat, TimedAnswer, UsageField, respond_in_chunks
 from legato.api.openai.completion_body import CompletionRequest
 from legato.api.openai.logprobs import (
     CompletionLogprobs,
@@ -50,7 +50,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class CompletionAnswer(NotedAnswer, frozen=True, kw_only=True):
+class CompletionAnswer(TimedAnswer, frozen=True, kw_only=True):
     """An answer, or a chunk of one."""
 
     id: str
@@ -110,7 +110,7 @@ class CompletionFormat(ChunkFormat):
         )
         return self._answer([piece], usage)
 
-    def usage_chunk(self, usage: Usage) -> CompletionAnswer:
+    def usage_chunk(self, usage: UsageField) -> CompletionAnswer:
         return self._answer([], usage)
 
     def _choices(self, completions: Sequence[Completion]) -> Iterator[CompletionChoice]:

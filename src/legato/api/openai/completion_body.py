@@ -1,12 +1,14 @@
 """The body of POST /v1/completions, and the job made of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from legato.api.bodies.answer_size import check_answer_size
-from legato.api.bodies.body_model import JobMaker, Prompt, only
+from legato.api.bodies.as_chat import ChatBody
+from legato.api.bodies.body_model import JobMaker, Prompt, only, validated
 from legato.api.bodies.generation_options import GenerationRequest, NumLogprobs
 from legato.api.job import End, Job, JobPrompt, Part, packed
 from legato.core.errors import InvalidRequestError, naming_fields
@@ -105,7 +107,27 @@ class CompletionJobs(JobMaker):
         Raises:
             Exception: as `RequestReader.read`.
         """
-        request = self._parser.parse(CompletionRequest, body)
+        yield from self._read(self._parser.parse(CompletionRequest, body), is_rendered=is_rendered)
+
+    def read_other(self, shared: Mapping[str, Any], body: ChatBody) -> Iterator[Part | End]:
+        """Yield the job of another API's request; by default, it takes all of the context.
+
+        Args:
+            shared: as of `ChatJobs.read_other`.
+            body: the request as a completion.
+        """
+        with body.naming_fields():
+            request = validated(CompletionRequest, {**shared, **body.fields})
+            yield from self._read(request, bounds_output=True)
+
+    def _read(
+        self,
+        request: CompletionRequest,
+        *,
+        bounds_output: bool = False,
+        is_rendered: bool = False,
+    ) -> Iterator[Part | End]:
+        """Args: bounds_output: as of `ChatJobs.read_other`."""
         yield from request.unheeded
         yield from request.unheeded_settings(self._info.max_model_len)
         self._parser.check_completions(request.n, len(request.prompt))
@@ -127,7 +149,12 @@ class CompletionJobs(JobMaker):
             offsets = self._offsets(prompt, request) if has_offsets else None
             prompts.append(JobPrompt.of(kept, offsets))
         longest = max(len(prompt.token_ids) for prompt in prompts)
+        if bounds_output and request.max_tokens is None:
+            params = msgspec.structs.replace(params, max_tokens=None)
         params = yield from self._limited(params, longest)
+        room = self._info.max_model_len - longest
+        if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
+            params = msgspec.structs.replace(params, max_tokens=room)
         job = Job(
             operation="text_completion",
             prompts=tuple(prompts),

@@ -7,13 +7,13 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from msgspec import UNSET, UnsetType
 
-from legato.api.answer import NotedAnswer, Usage
+from legato.api.answer import Usage
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes
 from legato.api.http.json_text import array, listed, numbers
 from legato.api.job import Job
 from legato.api.openai.chat_answer import ChatAnswerMessage, answer_message
-from legato.api.openai.chunks import ChunkFormat, UsageField, respond_in_chunks
+from legato.api.openai.chunks import ChunkFormat, TimedAnswer, UsageField, respond_in_chunks
 from legato.api.openai.generate_body import GenerateRequest, GenerateTerms, OutputMode
 from legato.api.openai.logprobs import ChatLogprobs, PromptLogprobs, number
 from legato.api.openapi import body_route
@@ -76,7 +76,7 @@ class DerenderedChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
 
 
-class _Answer(NotedAnswer, frozen=True, kw_only=True):
+class _Answer(TimedAnswer, frozen=True, kw_only=True):
     request_id: str
     model: str | UnsetType = UNSET
     created: int | UnsetType = UNSET
@@ -128,7 +128,7 @@ class GenerateFormat(ChunkFormat):
         self._mode = job.terms_as(GenerateTerms).output_mode
         self._has_begun = False
 
-    def answer(self, completions: list[Completion], usage: Usage) -> NotedAnswer:
+    def answer(self, completions: list[Completion], usage: Usage) -> TimedAnswer:
         scored = completions[0].prompt_scores
         return self._answer(
             listed(self._choice(own.index, own, own.text) for own in completions),
@@ -140,17 +140,17 @@ class GenerateFormat(ChunkFormat):
             kv_transfer_params=self._ticket,
         )
 
-    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> NotedAnswer:
+    def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> TimedAnswer:
         prompt = UNSET if self._has_begun else self._tokens(self._job.prompts[0].token_ids)
         self._has_begun = True
         piece = self._choice(choice, delta, delta.text)
         return self._answer([piece], usage=usage or None, prompt_token_ids=prompt)
 
-    def usage_chunk(self, usage: Usage) -> NotedAnswer:
+    def usage_chunk(self, usage: UsageField) -> TimedAnswer:
         return self._answer([], usage=usage)
 
-    def _answer(self, choices: list[Any], **fields: Any) -> NotedAnswer:
-        answer: NotedAnswer = _ANSWERS[self._mode](request_id=self._id, choices=choices, **fields)
+    def _answer(self, choices: list[Any], **fields: Any) -> TimedAnswer:
+        answer: TimedAnswer = _ANSWERS[self._mode](request_id=self._id, choices=choices, **fields)
         return answer
 
     def _choice(

@@ -23,7 +23,10 @@ class PooledPrompts(JobMaker):
     """
 
     def embeddings(self, body: bytes) -> Iterator[Part | End]:
-        request = self._parser.parse(EmbeddingRequest, body)
+        yield from self.embedded(self._parser.parse(EmbeddingRequest, body))
+
+    def embedded(self, request: EmbeddingRequest) -> Iterator[Part | End]:
+        """Yield the job of a request for vectors."""
         check_dimensions(request.dimensions, self._info.hidden_size)
         with naming_fields(prompt="input"):
             self._check(request.input, request)

@@ -5,9 +5,11 @@ from fastapi.responses import Response
 
 from legato.api.context import ArrivalDep, ContextDep
 from legato.api.http.bodies import JsonBytes, pieces_response
+from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.tokenization_body import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    TemplatedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -27,6 +29,12 @@ async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) ->
 async def detokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the text of token ids."""
     return pieces_response(await context.text.answer("detokenize", body, arrival))
+
+
+@router.post("/apply-template", **body_route(ChatRequest, TemplatedPrompt, is_computed=False))
+async def apply_template(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
+    """Return a conversation as the chat template writes it."""
+    return pieces_response(await context.text.answer("apply_template", body, arrival))
 
 
 @info_router.get("/tokenizer_info", responses=responses())

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -30,6 +30,8 @@ _INDEX = "index.html"
 _SHIPPED_BY = "fastapi_offline"
 _SHIPPED = ("swagger-ui-bundle.js", "swagger-ui.css")
 
+_OLLAMA = "Ollama is running"
+
 
 class Asset(msgspec.Struct, frozen=True):
     """A static file."""
@@ -51,7 +53,10 @@ def pages_router(assets: dict[str, Asset]) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     async def serve(request: Request) -> Response:
-        asset = assets[request.scope["path"]]
+        path = request.scope["path"]
+        if path == ROOT and "text/html" not in request.headers.get("Accept", ""):
+            return PlainTextResponse(_OLLAMA)  # programs ask whether there is an Ollama
+        asset = assets[path]
         return Response(asset.content, media_type=asset.media_type, headers=_HEADERS)
 
     for path in assets:

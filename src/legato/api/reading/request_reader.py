@@ -6,6 +6,8 @@ from functools import partial
 from legato.api.anthropic.message_body import MessageJobs
 from legato.api.bodies.body_model import BodyParser, Kind, Serving
 from legato.api.job import End, Part, Warned
+from legato.api.ollama.described_model import DescribedModel
+from legato.api.ollama.ollama_body import OllamaJobs
 from legato.api.openai.chat_job import ChatJobs
 from legato.api.openai.completion_body import CompletionJobs
 from legato.api.openai.generate_body import GenerateJobs
@@ -37,6 +39,8 @@ class RequestReader:
         chats, completions = ChatJobs(*means), CompletionJobs(*means)
         messages = MessageJobs(parser, chats)
         pooled, tokenization = PooledPrompts(*means), Tokenization(*means)
+        ollama = OllamaJobs(parser, chats, completions, pooled)
+        described = DescribedModel(*means)
         self._responses = ResponseJobs(parser, chats)
         self._by_kind: dict[Kind, Callable[[bytes], Iterator[Part | End]]] = {
             "chat": chats.read,
@@ -50,6 +54,16 @@ class RequestReader:
             "tokenize": tokenization.tokenize,
             "detokenize": tokenization.detokenize,
             "tokenizer_info": tokenization.info,
+            "apply_template": tokenization.apply_template,
+            "ollama_chat": ollama.chat,
+            "ollama_generate": ollama.generate,
+            "ollama_embed": ollama.embed,
+            "ollama_embeddings": ollama.embeddings,
+            "ollama_tags": described.tags,
+            "ollama_ps": described.running,
+            "ollama_show": described.show,
+            "ollama_pull": described.pull,
+            "props": described.props,
             "render_chat": partial(chats.read, is_rendered=True),
             "render_completions": partial(completions.read, is_rendered=True),
             "render_messages": partial(messages.read, is_rendered=True),

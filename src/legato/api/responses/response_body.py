@@ -374,7 +374,7 @@ class ResponseJobs:
         if request.truncation == "auto":
             items = truncated(items, partial(self._fits, request))
         yield from self._chats.read_other(
-            request,
+            request.shared_options(),
             request.chat(items),
             "responses",
             field_names={"prompt": "input", "max_tokens": "max_output_tokens"},

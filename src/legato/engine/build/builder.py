@@ -18,6 +18,7 @@ from legato.core.memory_limits import gibibytes
 from legato.core.stats import CacheInfo
 from legato.engine.build.blueprint import Blueprint, draw_blueprint
 from legato.engine.build.cpu import cpu_runtime
+from legato.engine.build.model_report import parameter_sizes
 from legato.engine.build.recurrent import check_recurrent, request_costs
 from legato.engine.build.runtime import ModelRuntime
 from legato.engine.build.start_timer import StartTimer
@@ -184,6 +185,11 @@ def _describe(runtime: ModelRuntime) -> EngineInfo:
         cut_sizes=cut_sizes,
         hidden_size=runtime.spec.hidden_size,
         generates=runtime.checkpoint.generates,
+        architecture=runtime.checkpoint.architecture,
+        num_parameters=sum(parameter_sizes(runtime.checkpoint).values()),
+        weight_bytes=sum(runtime.checkpoint.kept_bytes.values()),
+        quantization=runtime.checkpoint.quantization or _name(model.dtype),
+        cache_bytes=cache_bytes,
         num_labels=runtime.checkpoint.num_labels,
         pooling=runtime.blueprint.pooling,
         settings={

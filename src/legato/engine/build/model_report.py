@@ -92,7 +92,7 @@ def report_model(config: ModelConfig) -> ModelReport:
     return ModelReport(
         model=config.model,
         architecture=checkpoint.architecture,
-        num_parameters=sum(_sizes(checkpoint).values()),
+        num_parameters=sum(parameter_sizes(checkpoint).values()),
         num_active_parameters=_num_active_parameters(checkpoint),
         num_layers=spec.num_layers,
         max_model_len=spec.max_model_len,
@@ -116,7 +116,7 @@ def report_model(config: ModelConfig) -> ModelReport:
 
 
 def _num_active_parameters(checkpoint: Checkpoint) -> int:
-    sizes, spec = _sizes(checkpoint), checkpoint.spec
+    sizes, spec = parameter_sizes(checkpoint), checkpoint.spec
     counts = spec.expert_counts if isinstance(spec, DecoderSpec) else None
     if counts is None:
         return sum(sizes.values())
@@ -136,7 +136,7 @@ def _weight_bytes(checkpoint: Checkpoint, *, keeps_codes: bool) -> int:
     The embedding stays plain. Native and packed layers keep a tied one a second time, laid out for
     the output projection.
     """
-    sizes, spec = _sizes(checkpoint), checkpoint.spec
+    sizes, spec = parameter_sizes(checkpoint), checkpoint.spec
     embedding = _EMBEDDING if isinstance(spec, DecoderSpec) else spec.embedding
     itemsize = checkpoint.dtype.itemsize
     plain_embedding = sizes[embedding] * itemsize
@@ -151,7 +151,7 @@ def _weight_bytes(checkpoint: Checkpoint, *, keeps_codes: bool) -> int:
     return total + plain_embedding - head + (head if has_copy else 0)
 
 
-def _sizes(checkpoint: Checkpoint) -> dict[str, int]:
+def parameter_sizes(checkpoint: Checkpoint) -> dict[str, int]:
     """Return the number of values of each weight that the model needs; key its name."""
     is_tied = checkpoint.spec.tie_word_embeddings
     return {

@@ -19,6 +19,8 @@ from legato.core.vocabulary import Vocabulary
 from legato.engine.process.channel import Ping, Pong
 
 ANY_NAME = "*"
+_LATEST = ":latest"
+"""Ollama's tag of a model that is named without one."""
 
 
 class SetRecording(msgspec.Struct, frozen=True, tag=True):
@@ -103,6 +105,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         pooling: how prompts become vectors.
         generates: whether it has an output projection to sample tokens by.
         num_labels: outputs of its classification head; 0 without one.
+        architecture: the checkpoint's; empty if there is no checkpoint.
+        num_parameters, weight_bytes: of its files; likewise 0.
+        quantization: how the files keep their weights.
+        cache_bytes: memory of the KV cache.
         start_s: seconds that the parts of the start took; key: the part's name.
     """
 
@@ -123,6 +129,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling = "last"
     generates: bool = True
     num_labels: int = 0
+    architecture: str = ""
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    quantization: str = "none"
+    cache_bytes: int = 0
 
     def renamed(self, names: Sequence[str]) -> "EngineInfo":
         """Return a copy with these names for the model in the API; "*" stands for any name."""
@@ -145,7 +156,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_called(self, name: str) -> bool:
         """Return whether a request with this model name is for this engine."""
-        return self.has_any_name or name in self.served_model_names
+        names = name, name.removesuffix(_LATEST)
+        return self.has_any_name or any(one in self.served_model_names for one in names)
 
 
 class StartPartEnded(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,12 @@ import msgspec
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.guard import MessageSpecialTokens
 from legato.language.conversation.rewrite import Message
-from legato.language.conversation.template import ChatTemplate, ChatTemplates, ConversationOptions
+from legato.language.conversation.template import (
+    ChatTemplate,
+    ChatTemplates,
+    ConversationOptions,
+    RenderedText,
+)
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.message.tools import ToolFunction
 
@@ -85,23 +90,9 @@ class ChatPrompts:
         Raises:
             InvalidRequestError: the template refuses it, or it is too long.
         """
-        if options.chat_template is not None and not self._trusts_templates:
-            raise InvalidRequestError(
-                "this server runs no templates from requests (--trust-request-chat-template)",
-                param="chat_template",
-            )
-        check_fits = (lambda *_: None) if is_cut else self._check_fits
-        check_fits(sum(map(_num_chars, messages)), "messages")
-        template = self._templates.get(options.chat_template, has_tools=bool(tools))
-        variable = _effort(template, effort)
+        template, variable = self._template(options, tools, effort)
         shown = tools_for_template(tools)
-        text, stand_ins = template.render(
-            messages,
-            shown,
-            options={**variable, **options.variables},
-            special_tokens=self._special_tokens,
-        )
-        check_fits(len(text), "messages")
+        text, stand_ins = self._rendered(template, messages, shown, options, variable, is_cut)
         token_ids = self._tokenizer.encode_rendered(text, stand_ins)
         offsets = None
         if has_offsets:
@@ -113,6 +104,34 @@ class ChatPrompts:
             reads_effort=effort is None or bool(variable),
             offsets=offsets,
         )
+
+    def written(
+        self,
+        messages: Sequence[Message],
+        options: ConversationOptions,
+        tools: Sequence[ToolFunction] = (),
+        *,
+        effort: str | None = None,
+    ) -> str:
+        """Return the text of a conversation's prompt. Args and errors: as of `make`."""
+        template, variable = self._template(options, tools, effort)
+        shown = tools_for_template(tools)
+        text, stand_ins = self._rendered(template, messages, shown, options, variable)
+        return text.translate({ord(key): value for key, value in stand_ins.items()})
+
+    def template_text(self) -> str:
+        """Return the model's own template for conversations without tools; empty without one."""
+        if self._tokenizer.template_problem is not None:
+            return ""
+        return self._tokenizer.chat_template()
+
+    def abilities(self) -> list[str]:
+        """Return Ollama's words for what replies may hold: "tools" and "thinking"."""
+        if self._tokenizer.template_problem is not None:
+            return []
+        syntax = self._templates.get().syntax
+        may_think = syntax.reasoning is not None or syntax.channels is not None
+        return ["tools", "thinking"] if may_think else ["tools"]
 
     def reply_syntax(
         self,
@@ -136,6 +155,38 @@ class ChatPrompts:
         if has_reasoned:
             syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
         return syntax if tools else syntax.without_calls()
+
+    def _template(
+        self, options: ConversationOptions, tools: Sequence[ToolFunction], effort: str | None
+    ) -> tuple[ChatTemplate, dict[str, Any]]:
+        """Return the template, and its variable for the effort, if it reads it."""
+        if options.chat_template is not None and not self._trusts_templates:
+            raise InvalidRequestError(
+                "this server runs no templates from requests (--trust-request-chat-template)",
+                param="chat_template",
+            )
+        template = self._templates.get(options.chat_template, has_tools=bool(tools))
+        return template, _effort(template, effort)
+
+    def _rendered(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        shown: Sequence[dict[str, Any]],
+        options: ConversationOptions,
+        variable: dict[str, Any],
+        is_cut: bool = False,
+    ) -> RenderedText:
+        check_fits = (lambda *_: None) if is_cut else self._check_fits
+        check_fits(sum(map(_num_chars, messages)), "messages")
+        rendered = template.render(
+            messages,
+            shown,
+            options={**variable, **options.variables},
+            special_tokens=self._special_tokens,
+        )
+        check_fits(len(rendered.text), "messages")
+        return rendered
 
 
 def tools_for_template(tools: Sequence[ToolFunction]) -> list[dict[str, Any]]:

@@ -151,6 +151,7 @@ class Activity:
         records: of the engine's work; made while there are subscribers.
         live: records of work that has just begun; likewise.
         recent: the latest steps, also without subscribers.
+        steps: of the engine, which come in any case.
     """
 
     def __init__(
@@ -162,6 +163,7 @@ class Activity:
         self.records = RecordFeed[Record](set_recording)
         self.live = RecordFeed[LiveRecord](set_announcing)
         self.recent = RecentSteps()
+        self.steps = RecordFeed[StepRecord](lambda _: None)
 
     def note_sent(self, request: AddRequest) -> None:
         """Publish that a request was sent to the engine."""
@@ -179,6 +181,7 @@ class Activity:
         for step in steps:
             self.on_step(step)
             self.recent.note(step)
+        self.steps.publish(steps)
         self.records.publish(come)
         return steps
 
