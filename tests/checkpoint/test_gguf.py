@@ -157,7 +157,7 @@ def test_window_of_a_mistral_file(save_tiny: SaveTiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["attention.kept_tokens", "rope.scaling.yarn_beta_fast", "expert_gating_func"]
+    "key", ["attention.kept_tokens", "rope.scaling.alpha", "expert_gating_func"]
 )
 def test_metadata_that_nothing_reads_is_named(
     key: str, save_tiny: SaveTiny, tmp_path: Path, caplog: pytest.LogCaptureFixture

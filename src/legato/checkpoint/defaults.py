@@ -9,6 +9,7 @@ from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
 from legato.core.errors import UnsupportedModelError
 from legato.core.sampling_params import SamplingParams
+from legato.model.wrappers import part_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +88,10 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
         msgspec.convert(sampling, SamplingParams)
     except msgspec.ValidationError as error:
         raise UnsupportedModelError(f"{path} has unusable settings: {error}") from error
-    return ModelDefaults(
-        eos_token_ids=_merge(
-            tokenizer_eos, config.get("eos_token_id"), generation.get("eos_token_id")
-        ),
-        sampling=sampling,
-    )
+    own = [contents.get("eos_token_id") for contents in (config, generation)]
+    if own == [None, None] and (part := part_of(config)):
+        own = [config[part].get("eos_token_id")]
+    return ModelDefaults(eos_token_ids=_merge(tokenizer_eos, *own), sampling=sampling)
 
 
 def _merge(*values: Any) -> tuple[int, ...]:
