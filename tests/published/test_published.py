@@ -61,7 +61,7 @@ def write(layout: Layout, folder: Path) -> None:
     if "format" in layout:
         tensors = {name: own for name, own in tensors.items() if not _is_quantized(layout, name)}
     if layout.get("stack"):
-        tensors = _stacked(tensors)
+        tensors = _stacked(tensors, layout["stack"])
     tensors = {_renamed(name, layout): own for name, own in tensors.items()}
     tensors |= {name: torch.ones(shape) for name, shape in layout.get("add", {}).items()}
     tensors |= {f"{tower}.layers.0.weight": torch.ones(2, 2) for tower in layout.get("towers", ())}
@@ -85,12 +85,28 @@ def _quantized(layout: Layout, tensors: dict[str, torch.Tensor]) -> dict[str, to
         f"{name.removesuffix('weight')}{suffix}" + ("\0" if suffix == "weight" else ""): part
         for name, own in tensors.items()
         if _is_quantized(layout, name)
-        for suffix, part in FORMATS[layout["format"]].write(own.float())[0].items()
+        for suffix, part in _parts(layout, own).items()
     }
 
 
-def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stack experts as inputs by outputs, gates before ups."""
+def _parts(layout: Layout, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a matrix's tensors in the format, with the suffixes of the layout."""
+    parts, _ = FORMATS[layout["format"]].write(matrix.float())
+    other = layout.get("suffixes", {})
+    return {other.get(suffix, suffix): part for suffix, part in parts.items()}
+
+
+def _stacked(tensors: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    """Stack experts, gates before ups: as inputs by outputs ("transposed"), or in FP8 ("fp8").
+
+    gpt-oss's are stacked already, and become MXFP4 ("mxfp4").
+    """
+    if kind == "mxfp4":
+        return {
+            f"{name}{part}": own
+            for name, tensor in tensors.items()
+            for part, own in _mxfp4(name, tensor).items()
+        }
     parts: dict[str, dict[str, list[torch.Tensor]]] = {}
     kept = {}
     for name, own in tensors.items():
@@ -98,14 +114,30 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if match is None:
             kept[name] = own
         else:
-            parts.setdefault(match[1], {}).setdefault(match[2], []).append(own.T)
+            parts.setdefault(match[1], {}).setdefault(match[2], []).append(own)
     for parent, own in parts.items():
         gates, ups, downs = (torch.stack(own[part]) for part in ("gate", "up", "down"))
-        kept |= {
-            f"{parent}.gate_up_proj": torch.cat([gates, ups], -1),
-            f"{parent}.down_proj": downs,
-        }
+        both = {"gate_up_proj": torch.cat([gates, ups], 1), "down_proj": downs}
+        for part, stack in both.items():
+            name = f"{parent}.{part}"
+            if kind == "transposed":
+                kept[name] = stack.transpose(1, 2)
+                continue
+            kept[name] = stack.to(torch.float8_e4m3fn)
+            kept[f"{name}_scale_inv"] = torch.rand(len(stack), 1, 1)
+            kept[f"{name}_activation_scale"] = torch.rand(len(stack))
     return kept
+
+
+def _mxfp4(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        return {"": tensor}
+    count, depth, num_outputs = tensor.shape
+    shape = count, num_outputs, depth // 32
+    return {
+        "_blocks": torch.randint(0, 256, (*shape, 16), dtype=torch.uint8),
+        "_scales": torch.randint(120, 128, shape, dtype=torch.uint8),
+    }
 
 
 def _renamed(name: str, layout: Layout) -> str:
@@ -123,9 +155,12 @@ def _config(layout: Layout, config: dict[str, Any]) -> dict[str, Any]:
     text = config | layout.get("keys", {})
     text = {key: value for key, value in text.items() if value != "absent"}
     text["model_type"] = layout.get("type", text["model_type"])
-    quantization = (
-        {"quantization_config": FORMATS[layout["format"]].config} if "format" in layout else {}
-    )
+    quantization: dict[str, Any] = {}
+    if "format" in layout:
+        quantization["quantization_config"] = FORMATS[layout["format"]].config
+        if "suffixes" in layout:
+            own = {"activation_scheme": "static", "weight_block_size": None}
+            quantization["quantization_config"] = quantization["quantization_config"] | own
     if layout["class"] not in WRAPPERS or layout.get("part") == "":
         return {**text, **quantization, "architectures": [layout["class"]]}
     text.pop("architectures", None)
@@ -144,7 +179,7 @@ def test_a_layout_loads(layout: Layout, tmp_path: Path) -> None:
     assert {name for name, _ in checkpoint.tensors(torch.device("cpu"))} == set(checkpoint.shapes)
     towers = {tower.removeprefix("model.") for tower in layout.get("towers", ())}
     assert towers <= set(checkpoint.unused)
-    assert bool(checkpoint.quantization) == ("format" in layout)
+    assert bool(checkpoint.quantization) == ("format" in layout or layout.get("stack") == "mxfp4")
 
 
 @pytest.mark.parametrize("layout", REFUSED, ids=name_of)
