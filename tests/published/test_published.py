@@ -115,8 +115,8 @@ def _stacked(tensors: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Ten
             kept[name] = own
         else:
             parts.setdefault(match[1], {}).setdefault(match[2], []).append(own)
-    for parent, own in parts.items():
-        gates, ups, downs = (torch.stack(own[part]) for part in ("gate", "up", "down"))
+    for parent, experts in parts.items():
+        gates, ups, downs = (torch.stack(experts[part]) for part in ("gate", "up", "down"))
         both = {"gate_up_proj": torch.cat([gates, ups], 1), "down_proj": downs}
         for part, stack in both.items():
             name = f"{parent}.{part}"
@@ -143,8 +143,8 @@ def _mxfp4(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 def _renamed(name: str, layout: Layout) -> str:
     name = name.removesuffix("\0")
     if name.startswith("lm_head."):
-        return name.replace("lm_head", layout.get("head", "lm_head"), 1)
-    prefix = layout.get("prefix")
+        return name.replace("lm_head", str(layout.get("head", "lm_head")), 1)
+    prefix: str | None = layout.get("prefix")
     if prefix is None:
         return name
     is_whole = not prefix.endswith("model.") or name.startswith("backbone.")
