@@ -133,7 +133,7 @@ def test_numbers_that_no_process_can_tell_another(
 def test_image_parts_are_named_in_the_message(http: httpx.Client) -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     response = http.post("/v1/chat/completions", json={"messages": messages})
-    assert "'image_url' is not supported" in check(response, 400)
+    assert "'image_url' is not supported: images are not read" in check(response, 400)
 
 
 def test_prompt_that_is_too_long(http: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 """GGUF files: the real SmolLM2, and tiny ones written here."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,31 @@ def test_llama3_rope_factors(save_tiny: SaveTiny, tmp_path: Path) -> None:
     assert_same_logits(logits, reference_logits(model, PROMPT))
 
 
+def test_factors_of_yarn(save_tiny: SaveTiny, tmp_path: Path) -> None:
+    """The file's factors multiply the usual temperature, as in llama.cpp."""
+    parameters = (
+        LLAMA3 | {"rope_type": "yarn", "factor": 4.0} | {"beta_fast": 20.0, "beta_slow": 2.0}
+    )
+    usual = 0.1 * math.log(4.0) + 1
+    parameters["attention_factor"] = 0.75 * 0.5 * usual
+    _, model = save_tiny(LlamaConfig(**TINY, rope_parameters=parameters))
+    keys = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_context_length": int(parameters["original_max_position_embeddings"]),
+        "yarn_beta_fast": 20.0,
+        "yarn_beta_slow": 2.0,
+        "attn_factor": 0.75,
+        "yarn_attn_factor": 0.5,
+        "yarn_ext_factor": 1.0,
+    }
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", model, **{f"rope.scaling.{key}": own for key, own in keys.items()})
+    assert open_checkpoint(ModelConfig(model=str(path))).keys.unread == ()
+    (logits,) = packed_logits(load(path, "float32"), [PROMPT])
+    assert_same_logits(logits, reference_logits(model, PROMPT))
+
+
 def test_window_of_a_mistral_file(save_tiny: SaveTiny, tmp_path: Path) -> None:
     _, model = save_tiny(MistralConfig(**TINY, sliding_window=7))
     write_gguf(tmp_path / "model.gguf", "llama", model, **{"attention.sliding_window": 7})
@@ -157,7 +183,7 @@ def test_window_of_a_mistral_file(save_tiny: SaveTiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["attention.kept_tokens", "rope.scaling.yarn_beta_fast", "expert_gating_func"]
+    "key", ["attention.kept_tokens", "rope.scaling.alpha", "expert_gating_func"]
 )
 def test_metadata_that_nothing_reads_is_named(
     key: str, save_tiny: SaveTiny, tmp_path: Path, caplog: pytest.LogCaptureFixture

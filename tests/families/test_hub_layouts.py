@@ -151,7 +151,87 @@ def with_sounds(tensors: Tensors) -> Tensors:
     }
 
 
+def kimi(config: Config) -> Config:
+    """Kimi-K2.5: the text model's own type, and a tie key that another class would have."""
+    whole = nested("KimiK25ForConditionalGeneration")(config)
+    text = {**whole["text_config"], "model_type": "kimi_k2", "tie_word_embeddings": False}
+    return without(whole, "tie_word_embeddings") | {"text_config": text}
+
+
+def flat_qwen2_vl(config: Config) -> Config:
+    """Qwen2.5-VL-7B: all keys of the text model at the top."""
+    rope = {"type": "mrope", "mrope_section": [4, 6, 6]}
+    return without(config, "rope_parameters", "architectures") | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "rope_scaling": rope,
+        "vision_config": {"hidden_size": 8},
+    }
+
+
+def mixed_qwen2_vl(config: Config) -> Config:
+    """Saved again: a part that lacks keys which are at the top."""
+    flat = flat_qwen2_vl(config)
+    moved = ("hidden_size", "num_hidden_layers", "rope_scaling")
+    text = {"model_type": "qwen2_5_vl_text", **{name: flat[name] for name in moved}}
+    return without(flat, *moved) | {"text_config": text}
+
+
+def chat_internvl(config: Config) -> Config:
+    """InternVL3.5 of OpenGVLab: the text model's description is `llm_config`."""
+    whole = nested("InternVLChatModel")(config)
+    return without(whole, "text_config") | {"llm_config": whole["text_config"]}
+
+
+def transposed_experts(tensors: Tensors) -> Tensors:
+    """Qwen3-VL-30B-A3B: experts in one tensor, inputs by outputs, gates before ups."""
+    found = renamed(r"^model\.", "model.language_model.")(
+        {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    )
+    layers = {name.rsplit(".", 3)[0] for name in tensors if ".experts." in name}
+    for layer in layers:
+        own = {
+            part: torch.stack([tensors[f"{layer}.{i}.{part}_proj.weight"].T for i in range(6)])
+            for part in ("gate", "up", "down")
+        }
+        name = layer.replace("model.", "model.language_model.", 1)
+        found[f"{name}.gate_up_proj"] = torch.cat([own["gate"], own["up"]], dim=-1)
+        found[f"{name}.down_proj"] = own["down"].contiguous()
+    return found
+
+
+def part_of_llava(*towers: str) -> Callable[[Tensors], Tensors]:
+    def change(tensors: Tensors) -> Tensors:
+        text = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+        return text | {f"{tower}.layers.0.weight": torch.ones(2, 2) for tower in towers}
+
+    return change
+
+
 LAYOUTS = {
+    "kimi-k2.5": Layout("deepseek-v3", kimi, part_of_llava("vision_tower", "mm_projector")),
+    "qwen2.5-vl": Layout(
+        "qwen2",
+        flat_qwen2_vl,
+        lambda tensors: tensors | {"visual.blocks.0.norm1.weight": torch.ones(3)},
+    ),
+    "qwen2.5-vl as saved": Layout(
+        "qwen2", mixed_qwen2_vl, renamed(r"^model\.", "model.language_model.")
+    ),
+    "internvl3.5": Layout("qwen3", chat_internvl, part_of_llava("vision_model", "mlp1")),
+    "qwen3-vl-moe": Layout(
+        "qwen3-moe",
+        lambda config: nested("Qwen3VLMoeForConditionalGeneration")(
+            config | {"model_type": "qwen3_vl_moe_text"}
+        ),
+        transposed_experts,
+    ),
+    "nemotron-nano-vl": Layout(
+        "nemotron-h",
+        lambda config: chat_internvl(config) | {"architectures": ["NemotronH_Nano_VL_V2"]},
+        part_of_llava("vision_model", "mlp1"),
+    ),
     "gemma-4-e2b": Layout("gemma4-e2b", hub_gemma4, with_sounds),
     "gemma-4-12b": Layout(
         "gemma4-12b",

@@ -364,13 +364,21 @@ def random_model(tiny: Tiny) -> PreTrainedModel:
     torch.manual_seed(0)
     by_class = _BY_CLASS.get(tiny.model_type)
     make = AutoModelForCausalLM.from_config if by_class is None else by_class._from_config
-    model = make(tiny.config(), dtype=torch.float32).eval()
+    return randomize(make(tiny.config(), dtype=torch.float32).eval(), tiny.model_type)
+
+
+def randomize(model: PreTrainedModel, model_type: str) -> PreTrainedModel:
+    """Make every parameter random.
+
+    Args:
+        model_type: of its text.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name and name.endswith("weight"):
                 # Around 1, also where 1 is added to what is stored.
-                adds_one = tiny.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
-                is_plain = "linear_attn" in name or tiny.model_type.startswith("gemma4")
+                adds_one = model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))
+                is_plain = "linear_attn" in name or model_type.startswith("gemma4")
                 middle = 0.0 if adds_one and not is_plain else 1.0
                 parameter.normal_(middle, 0.2)
             elif parameter.dim() == 1:

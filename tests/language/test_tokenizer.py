@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 from gguf.constants import TokenType
+from huggingface_hub.utils import filter_repo_objects
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +17,12 @@ from transformers import PreTrainedTokenizerFast
 from legato.checkpoint.defaults import ModelDefaults, load_defaults
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.gguf_keys import key_use
-from legato.checkpoint.source import ModelSource, resolve_source
+from legato.checkpoint.source import (
+    _HUB_IGNORED,
+    _MODEL_PATTERNS,
+    ModelSource,
+    resolve_source,
+)
 from legato.core.config import DEFAULT_MODEL
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
@@ -122,6 +128,56 @@ def test_folder(byte_folder: Path) -> None:
     assert tokenizer.template_problem
     with pytest.raises(InvalidRequestError, match="no chat template"):
         chat_ids(tokenizer, [{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("says", [True, False, None])
+@pytest.mark.parametrize("in_sequence", [True, False])
+def test_an_end_of_sequence_after_prompts(
+    byte_folder: Path, says: bool | None, in_sequence: bool
+) -> None:
+    """OLMo's post-processor adds one, though its configuration denies that."""
+    path, config = byte_folder / "tokenizer.json", byte_folder / "tokenizer_config.json"
+    contents = json.loads(path.read_text())
+    backend = Backend.from_str(json.dumps(contents))
+    own = processors.TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 256), ("<eos>", 257)]
+    )
+    backend.post_processor = (
+        processors.Sequence([processors.ByteLevel(), own]) if in_sequence else own
+    )
+    path.write_text(backend.to_str())
+    said = {} if says is None else {"add_eos_token": says}
+    config.write_text(json.dumps(json.loads(config.read_text()) | said))
+    ids = load_tokenizer(ModelSource(byte_folder)).encode("x")
+    assert (ids[0], ids[-1] == 257) == (256, says is not False)
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_the_template_of_a_processor(byte_folder: Path, name: str) -> None:
+    template = "{{ messages[0]['content'] }}!"
+    (byte_folder / name).write_text(json.dumps({"chat_template": template}))
+    tokenizer = load_tokenizer(ModelSource(byte_folder))
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "x!"
+    given = load_tokenizer(ModelSource(byte_folder), "given")
+    assert given.render_chat([{"role": "user", "content": "x"}]) == "given"
+
+
+def test_templates_in_a_folder(byte_folder: Path) -> None:
+    """Beside the default, and they are among the files that are downloaded."""
+    (byte_folder / "chat_template.jinja").write_text("plain")
+    (byte_folder / "additional_chat_templates").mkdir()
+    (byte_folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    tokenizer = load_tokenizer(ModelSource(byte_folder))
+    assert tokenizer.chat_template() == "plain"
+    assert tokenizer.chat_template(has_tools=True) == "tools"
+    files = [
+        *("additional_chat_templates/tool_use.jinja", "1_Pooling/config.json", "config.json"),
+        *("audio_tokenizer/model.safetensors", "onnx/a.json", "consolidated.safetensors"),
+    ]
+    allowed = filter_repo_objects(
+        files, allow_patterns=_MODEL_PATTERNS, ignore_patterns=_HUB_IGNORED
+    )
+    assert list(allowed) == files[:3]
 
 
 def test_folder_without_tokenizer(tmp_path: Path) -> None:

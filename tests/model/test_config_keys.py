@@ -16,9 +16,10 @@ from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.model import config_keys, families
-from legato.model.architectures import ARCHITECTURES, described, is_nested
+from legato.model.architectures import ARCHITECTURES, described
 from legato.model.config_keys import key_use
 from legato.model.description import SPELLINGS, keys_of
+from legato.model.wrappers import part_of
 from tests.families import (
     test_expert_layouts,
     test_hub_layouts,
@@ -56,20 +57,18 @@ CONFIGS = {
     **{f"{name}, hub": own.config(saved_config(own.model)) for name, own in LAYOUTS.items()},
 }
 NAMES = st.sampled_from(sorted(CONFIGS))
-UNREAD_IN_PARTS = ("text_config.eos_token_id",)
-"""Of the layouts with a part: a token that ends an answer is read outside it alone."""
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_key_is_accounted_for(name: str) -> None:
     config = CONFIGS[name]
     use = key_use(config)
-    assert use.unread == (UNREAD_IN_PARTS if is_nested(config) else ())
+    assert use.unread == ()
     found = {*use.used, *use.without_effect, *use.unread}
     parts = {key for key in found if "." in key}
     assert found - parts == config.keys()
-    if is_nested(config):
-        own = {f"text_config.{key}" for key in config["text_config"]}
+    if part := part_of(config):
+        own = {f"{part}.{key}" for key in config[part]}
         assert own <= parts
     assert all(use.without_effect.values())
     assert not {*use.used} & {*use.without_effect}
@@ -87,10 +86,9 @@ def test_an_unknown_key_is_reported(name: str, key: str, value: object) -> None:
     before = key_use(config)
     unread = (key, *before.unread)
     assert key_use({**config, key: value}) == msgspec.structs.replace(before, unread=unread)
-    if is_nested(config):
-        text = {**config["text_config"], key: value}
-        unread = (*before.unread, f"text_config.{key}")
-        assert key_use({**config, "text_config": text}).unread == unread
+    if part := part_of(config):
+        unread = (*before.unread, f"{part}.{key}")
+        assert key_use({**config, part: {**config[part], key: value}}).unread == unread
 
 
 @examples(50)
@@ -129,15 +127,13 @@ def test_a_key_with_another_value_than_usual_is_reported(
     assert key_use(CONFIGS[model] | change).unread == (*change,)
 
 
-def test_keys_of_a_part_that_the_file_lacks_are_reported() -> None:
-    """`eos_token_id` and `quantization_config` are read outside `text_config` alone."""
+def test_keys_of_a_part_and_of_the_file_are_told_apart() -> None:
     whole = CONFIGS["gemma-3-4b, hub"]
-    without = {key: value for key, value in whole.items() if key != "eos_token_id"}
-    assert "text_config.eos_token_id" in key_use(without).unread
-    given_twice = key_use(whole | {"eos_token_id": 2})
+    assert {"text_config.eos_token_id", "text_config.hidden_size"} <= {*key_use(whole).used}
+    given_twice = key_use(whole | {"eos_token_id": 2, "hidden_size": 7})
     assert "text_config.eos_token_id" in given_twice.without_effect
-    text = whole["text_config"] | {"quantization_config": {}}
-    assert "text_config.quantization_config" in key_use(whole | {"text_config": text}).unread
+    assert "hidden_size" in given_twice.without_effect
+    assert "text_config.hidden_size" in given_twice.used
 
 
 def test_a_key_that_the_family_does_not_name_cannot_be_read() -> None:

@@ -12,7 +12,7 @@ from gguf.quants import quantize as to_gguf
 from legato.checkpoint.finite import check_finite
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.integer_schemes import in_groups
-from legato.checkpoint.quantization_config import scheme_of
+from legato.checkpoint.quantization_config import schemes_of
 from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import QuantizedWeight, quantize, quantize_rotated
 from tests.fuzz.checkpoints import memory_limit
@@ -57,7 +57,7 @@ def test_of_reading_and_widening(name: str) -> None:
     form = FORMATS[name]
     parts, values = form.write(weights())
     parts = {suffix: part.contiguous() for suffix, part in parts.items()}
-    scheme = scheme_of({"quantization_config": form.config})
+    (scheme,) = schemes_of({"quantization_config": form.config})
     assert scheme is not None
     with memory_limit(2 * MATRIX_BYTES + FEW_ROWS_BYTES):
         weight = scheme.read(parts)

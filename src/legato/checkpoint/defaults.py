@@ -10,6 +10,7 @@ from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
 from legato.core.errors import UnsupportedModelError
 from legato.core.sampling_params import SamplingParams
+from legato.model.wrappers import part_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +97,11 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
     path = source.path / "generation_config.json"
     generation = read_json(path)
     limit = _usable({"max_tokens": generation.get("max_new_tokens")}, path)
+    own = [contents.get("eos_token_id") for contents in (config, generation)]
+    if own == [None, None] and (part := part_of(config)):
+        own = [config[part].get("eos_token_id")]
     return ModelDefaults(
-        eos_token_ids=_merge(
-            tokenizer_eos, config.get("eos_token_id"), generation.get("eos_token_id")
-        ),
+        eos_token_ids=_merge(tokenizer_eos, *own),
         sampling=_usable({name: generation.get(name) for name in _SAMPLING_NAMES}, path),
         max_tokens=limit.get("max_tokens"),
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ from legato.checkpoint.scheme import (
     Load,
     Part,
     Parts,
+    Uniform,
     nibbles,
     num_groups,
 )
@@ -24,6 +25,7 @@ from legato.model.quantization import FLOAT8_TABLE, QuantizedWeight
 
 _FLOAT4_TABLE = torch.from_numpy(FLOAT4_TABLE)
 _LARGEST_GROUP = 128
+_STACKED = 3  # dimensions
 _FLOAT4_BLOCK_BYTES = 16
 _MAX_STATE_BYTES = 2**16
 """Of bitsandbytes' JSON beside a matrix."""
@@ -33,14 +35,20 @@ class Float8:
     """FP8 (e4m3fn) with a scale for the tensor, each output, or each block of outputs and inputs.
 
     Args:
-        scale_name: suffix of the scales.
         block: outputs and inputs that share a scale; None if all inputs do.
     """
 
-    def __init__(self, scale_name: str, block: tuple[int, int] | None) -> None:
-        self.marker = scale_name
-        self.suffixes = ("weight", scale_name, "input_scale")
+    markers = ("weight_scale", "weight_scale_inv")
+    suffixes = ("weight", *markers, "input_scale", "activation_scale")
+
+    def __init__(self, block: tuple[int, int] | None) -> None:
         self._block = block
+
+    def of(self, headers: Mapping[str, Header]) -> Self | None:
+        codes = headers.get("weight")
+        scales = next(headers[marker] for marker in self.markers if marker in headers)
+        is_own = scales.dtype in FLOATS if codes is None else codes.dtype == "F8_E4M3"
+        return self if is_own else None
 
     def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
         num_outputs, depth = headers["weight"].shape
@@ -52,23 +60,71 @@ class Float8:
         else:
             rows, columns = self._block
             shapes = ((-(-num_outputs // rows), -(-depth // columns)),)
-        return {
-            "weight": Part(("F8_E4M3",), ((num_outputs, depth),)),
-            self.marker: Part(FLOATS, shapes),
-        }
+        scales = {marker: Part(FLOATS, shapes, is_optional=True) for marker in self.markers}
+        return {"weight": Part(("F8_E4M3",), ((num_outputs, depth),)), **scales}
 
     def read(self, parts: Parts) -> QuantizedWeight:
-        weight, scales = parts["weight"], parts[self.marker].float()
-        num_outputs, depth = weight.shape
-        rows, columns = self._block or (1, depth)
-        # A block may be larger than the matrix. Its scale is then repeated only within the matrix.
-        rows, columns = min(rows, num_outputs), min(columns, depth)
-        group = math.gcd(columns, depth, _LARGEST_GROUP)
+        weight = parts["weight"]
+        scales = next(parts[marker] for marker in self.markers if marker in parts).float()
         scales = scales.reshape(-1, scales.shape[-1] if scales.ndim else 1)
-        scales = scales.repeat_interleave(rows, dim=0)[:num_outputs]
-        scales = scales.repeat_interleave(columns // group, dim=1)[:, : depth // group]
-        scales = scales.expand(num_outputs, -1).contiguous()
-        return QuantizedWeight(weight.view(torch.uint8), scales, None, 8, table=FLOAT8_TABLE)
+        return _float8(weight, scales, self._block or (1, weight.shape[1]))
+
+
+def _float8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
+    """Return a matrix whose scales [rows, columns] are each of a block; one row is of all."""
+    num_outputs, depth = weight.shape
+    # A block may be larger than the matrix. Its scale is then repeated only within the matrix.
+    rows, columns = min(block[0], num_outputs), min(block[1], depth)
+    group = math.gcd(columns, depth, _LARGEST_GROUP)
+    scales = scales.repeat_interleave(rows, dim=0)[:num_outputs]
+    scales = scales.repeat_interleave(columns // group, dim=1)[:, : depth // group]
+    scales = scales.expand(num_outputs, -1).contiguous()
+    return QuantizedWeight(weight.view(torch.uint8), scales, None, 8, table=FLOAT8_TABLE)
+
+
+class Float8Experts:
+    """FP8 matrices of all experts in one, [experts, outputs, inputs], with scales for each.
+
+    A scale is of an expert's matrix, of each of its fused parts, or of a block.
+    """
+
+    markers = ("_scale_inv",)
+    suffixes = ("", "_scale_inv", "_activation_scale")
+
+    def __init__(self, block: tuple[int, int] | None) -> None:
+        self._block = block
+
+    def of(self, headers: Mapping[str, Header]) -> Self | None:
+        own = headers.get("")
+        return self if own is not None and len(own.shape) == _STACKED else None
+
+    def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
+        weight, scales = headers[""], headers["_scale_inv"]
+        count, num_outputs, depth = weight.shape
+        rows, columns = self._block or (num_outputs, depth)
+        blocks = -(-num_outputs // rows), -(-depth // columns)
+        shapes = [(), (1,), (count,), (count, 1), (count, 1, 1), (count, *blocks)]
+        if self._block is None:
+            shapes.append((count, 2, 1))
+        if weight.dtype != "F8_E4M3" or scales.dtype not in FLOATS or scales.shape not in shapes:
+            raise UnsupportedModelError(f"its weights are {weight}, and its scales {scales}")
+        return count * num_outputs, depth
+
+    def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
+        """Return nothing: the number of experts is only known to `size`, which compares them."""
+        del num_outputs, depth
+        return {}
+
+    def read(self, parts: Parts) -> QuantizedWeight:
+        weight = parts[""]
+        count, num_outputs, depth = weight.shape
+        scales = parts["_scale_inv"].float()
+        scales = scales.reshape(*(scales.shape or (1,)), *[1] * (_STACKED - max(1, scales.ndim)))
+        scales = scales.expand(count, -1, -1)
+        rows = self._block[0] if self._block else -(-num_outputs // scales.shape[1])
+        scales = scales.repeat_interleave(rows, dim=1)[:, :num_outputs]
+        columns = self._block[1] if self._block else depth
+        return _float8(weight.flatten(0, 1), scales.flatten(0, 1), (1, columns))
 
 
 class Float4:
@@ -81,7 +137,7 @@ class Float4:
         divides: whether that scale divides.
     """
 
-    marker = "weight_scale"
+    markers = ("weight_scale",)
 
     def __init__(
         self,
@@ -95,10 +151,17 @@ class Float4:
         self._names = weight_name, global_name
         self.suffixes = tuple(
             name
-            for name in (weight_name, self.marker, global_name, "input_scale", "input_global_scale")
+            for name in (
+                *(weight_name, *self.markers, global_name, "input_scale", "input_global_scale"),
+            )
             if name is not None
         )
         self._group, self._scale_type, self._divides = group, scale_type, divides
+
+    def of(self, headers: Mapping[str, Header]) -> Self | None:
+        codes, scales = headers.get(self._names[0]), headers[self.markers[0]]
+        is_own = scales.dtype == self._scale_type if codes is None else codes.dtype == "U8"
+        return self if is_own else None
 
     def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
         num_outputs, num_bytes = headers[self._names[0]].shape
@@ -109,7 +172,7 @@ class Float4:
         groups = num_groups(depth, self._group)
         parts = {
             weight_name: Part(("U8",), ((num_outputs, depth // 2),)),
-            self.marker: Part((self._scale_type,), ((num_outputs, groups),)),
+            self.markers[0]: Part((self._scale_type,), ((num_outputs, groups),)),
         }
         return (
             parts if global_name is None else parts | {global_name: Part(("F32",), SCALAR_SHAPES)}
@@ -117,7 +180,7 @@ class Float4:
 
     def read(self, parts: Parts) -> QuantizedWeight:
         weight_name, global_name = self._names
-        scales = parts[self.marker]
+        scales = parts[self.markers[0]]
         if self._scale_type == "U8":
             scales = torch.from_numpy(power_of_two(scales.numpy()))
         scales = scales.float()
@@ -127,10 +190,10 @@ class Float4:
         return QuantizedWeight(nibbles(parts[weight_name]), scales, None, 4, table=_FLOAT4_TABLE)
 
 
-class Float4Experts:
+class Float4Experts(Uniform):
     """MXFP4 of gpt-oss: the matrices of all experts in one, 32 weights to a scale."""
 
-    marker = "_blocks"
+    markers = ("_blocks",)
     suffixes = ("_blocks", "_scales")
 
     def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
@@ -153,20 +216,20 @@ class Float4Experts:
         return QuantizedWeight(codes, scales, None, 4, table=_FLOAT4_TABLE)
 
 
-class NormalFloat4:
+class NormalFloat4(Uniform):
     """bitsandbytes' 4 bits (Dettmers et al., 2023, arXiv:2305.14314): blocks over the flat matrix.
 
     The scales ("absmax") of nested checkpoints are themselves codes, in blocks of 256.
     """
 
-    marker = "weight.quant_map"
+    markers = ("weight.quant_map",)
 
     def __init__(self, kind: str) -> None:
         self._state = f"weight.quant_state.bitsandbytes__{kind}"
         self.suffixes = (
             "weight",
             "weight.absmax",
-            self.marker,
+            *self.markers,
             "weight.nested_absmax",
             "weight.nested_quant_map",
             self._state,
@@ -185,7 +248,7 @@ class NormalFloat4:
     def parts(self, num_outputs: int, depth: int) -> dict[str, Part]:
         return {
             "weight": Part(("U8",), ((num_outputs * depth // 2, 1),)),
-            self.marker: Part(("F32",), ((16,),)),
+            self.markers[0]: Part(("F32",), ((16,),)),
             "weight.nested_quant_map": Part(("F32",), ((256,),), is_optional=True),
         }
 
@@ -203,7 +266,7 @@ class NormalFloat4:
         packed = parts["weight"].flatten()
         codes = torch.stack([packed >> 4, packed & 15], dim=-1).reshape(num_outputs, depth)
         scales = absmax.float().reshape(num_outputs, -1)
-        return QuantizedWeight(codes, scales, None, 4, table=parts[self.marker])
+        return QuantizedWeight(codes, scales, None, 4, table=parts[self.markers[0]])
 
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]

@@ -10,6 +10,7 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL
 from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.quantization import QuantizedWeight, plain
+from legato.model.rope import temperature
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Named, Transform, Weight, drop, split_experts
 
@@ -277,7 +278,19 @@ def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
     parameters |= {"rope_type": scaling, "factor": file.get("rope.scaling.factor", 1.0)}
     if scaling == "yarn":
         parameters["original_max_position_embeddings"] = original_length
+        parameters |= _yarn_parameters(file, parameters["factor"])
     return parameters
+
+
+def _yarn_parameters(file: GGUFFile, factor: float) -> dict[str, Any]:
+    """Return YaRN's other parameters; the file's factors multiply the usual temperature."""
+    found = {
+        name: file.get(f"rope.scaling.yarn_{name}", None) for name in ("beta_fast", "beta_slow")
+    }
+    growth = file.get("rope.scaling.attn_factor", 1.0)
+    growth *= file.get("rope.scaling.yarn_attn_factor", 1.0)
+    found["attention_factor"] = None if growth == 1 else growth * temperature(factor)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _refuse_window(file: GGUFFile) -> None:
@@ -312,7 +325,7 @@ _SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshap
 def _expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
     """Split the experts of gpt-oss, which transformers has in another layout than GGUF files."""
     own = (layer.moe for layer in spec.layers)
-    return [split_experts(next(moe for moe in own if moe), spec.hidden_size, is_transposed=False)]
+    return [split_experts(next(moe for moe in own if moe), spec.hidden_size)]
 
 
 def _delta_net_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:

@@ -34,7 +34,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "general.sampling.xtc_probability": (0,),
     "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,),
+    "rope.scaling.attn_factor": (1,),
     "rope.scaling.factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (1,),
     "use_parallel_residual": (False,),
 }
 """Keys that some architectures do not read, with the values that mean no effect."""

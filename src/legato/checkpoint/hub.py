@@ -7,10 +7,10 @@ from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.hugging_face import (
     num_labels,
+    read_config,
     without_output,
 )
-from legato.checkpoint.json_file import read_json
-from legato.checkpoint.quantization_config import method_of, scheme_of
+from legato.checkpoint.quantization_config import method_of, schemes_of
 from legato.checkpoint.scheme import Header, num_bytes
 from legato.checkpoint.source import configured_source
 from legato.core.config import ModelConfig
@@ -20,6 +20,8 @@ from legato.model.architectures import text_config
 from legato.model.config_keys import KeyUse, key_use
 from legato.model.model import NamedWeights
 from legato.model.spec import DecoderSpec
+
+_OUTPUT = "lm_head.weight"
 
 
 def open_hub_headers(config: ModelConfig) -> Checkpoint:
@@ -36,14 +38,16 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
     """
     folder = configured_source(replace(config, load_format="dummy")).path
     path = folder / "config.json"
-    contents = read_json(path)
+    contents = read_config(folder)
+    text = text_config(contents)
     with refusing_what_fails(path):
-        is_quantized = scheme_of(contents) is not None
+        is_quantized = bool(schemes_of(text))
     headers = _headers(config)
     spec, dtype = read_spec(folder, contents, config)
     has_output = True
     if isinstance(spec, DecoderSpec):
-        spec, has_output = without_output(spec, contents, headers)
+        named = {_OUTPUT if name.endswith(f".{_OUTPUT}") else name for name in headers}
+        spec, has_output = without_output(spec, contents, named)
     return Checkpoint(
         name=config.model,
         spec=spec,
@@ -51,8 +55,8 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         shapes=weight_shapes(spec),
         tensors=_no_tensors,
         is_quantized=is_quantized,
-        architecture=text_config(contents)["architectures"][0],
-        quantization=method_of(contents) if is_quantized else "",
+        architecture=text["architectures"][0],
+        quantization=method_of(text) if is_quantized else "",
         generates=has_output,
         num_labels=num_labels(headers),
         kept_bytes={name: num_bytes(header) for name, header in headers.items()},

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.json_file import read_json
-from legato.checkpoint.quantization_config import method_of, scheme_of
+from legato.checkpoint.quantization_config import is_quantized, method_of, schemes_of
 from legato.checkpoint.scheme import Header
 from legato.checkpoint.weight_files import WeightFiles, dtype_named
 from legato.core.errors import UnsupportedModelError
@@ -24,9 +24,11 @@ from legato.model.architectures import (
 from legato.model.config_keys import key_use
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Transform, drop, prefix, shapes_after, transformed
+from legato.model.transforms import Transform, drop, prefix, rename, shapes_after, transformed
+from legato.model.wrappers import TIED
 
 _HEAD, _BARE = "score.weight", "embed_tokens.weight"
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _MATRIX = 2  # dimensions
 _TEXT_PARTS = {"language_model", "layers"}
 _SIZES = (
@@ -58,22 +60,32 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
     """
     description, spec, changes = read_description(folder, served_len)
     path = folder / "config.json"
-    contents = read_json(path)
+    contents = read_config(folder)
+    text = text_config(contents)
     with refusing_what_fails(path):
-        scheme = scheme_of(contents)
-    files = WeightFiles(folder, scheme)
+        schemes = schemes_of(text)
+    files = WeightFiles(folder, schemes)
     changes = [*_own_transforms(files.headers), *changes]
-    spec, has_output = without_output(spec, contents, files.headers)
+    shapes = shapes_after(files.shapes, changes)
+    spec, has_output = without_output(spec, contents, {*files.headers, *shapes})
+    if spec.tie_word_embeddings and has_output and _OUTPUT in shapes:
+        if _EMBEDDING not in shapes:
+            changes.append(rename({_module(_OUTPUT): _module(_EMBEDDING)}))
+            shapes[_EMBEDDING] = shapes.pop(_OUTPUT)
+        elif not files.has_copies(
+            (_EMBEDDING, _OUTPUT), shapes[_OUTPUT], lambda own: shapes_after(own, changes)
+        ):
+            spec = replace(spec, tie_word_embeddings=False)
     labels = num_labels(files.headers)
     return Checkpoint(
         name=str(folder),
         spec=spec,
         dtype=files.dtype(said_dtype(description)),
-        shapes=shapes_after(files.shapes, changes),
+        shapes=shapes,
         tensors=lambda _: transformed(files.weights(files.others), changes),
-        is_quantized=scheme is not None,
-        architecture=text_config(contents)["architectures"][0],
-        quantization=method_of(contents),
+        is_quantized=bool(schemes),
+        architecture=text["architectures"][0],
+        quantization=method_of(text),
         generates=has_output,
         num_labels=labels,
         read_head=(lambda: files.read(_HEAD)) if labels else None,
@@ -89,15 +101,23 @@ def without_output(
     """Return the spec for these tensors, and whether there is an output projection to generate by.
 
     A checkpoint for embeddings or classification has none. The embedding matrix then takes its
-    place, so that layers load as always; no request samples from it.
+    place, so that layers load as always; no request samples from it. Where no key says whether the
+    two are tied, they are if the file has one alone.
 
     Args:
         contents: of config.json.
-        names: of the checkpoint's tensors.
+        names: of the checkpoint's tensors, as in the file and after its transforms.
     """
-    has_matrix = spec.tie_word_embeddings or "lm_head.weight" in names or _BARE not in names
+    is_tied = spec.tie_word_embeddings
+    if not is_tied and _OUTPUT not in names and _BARE not in names:
+        is_tied = not {TIED, "tie_embedding"} & text_config(contents).keys()
+    has_matrix = is_tied or _OUTPUT in names or _BARE not in names
     has_output = generates(contents) and has_matrix
-    return (spec if has_output else replace(spec, tie_word_embeddings=True)), has_output
+    return replace(spec, tie_word_embeddings=is_tied or not has_output), has_output
+
+
+def _module(weight: str) -> str:
+    return weight.removesuffix(".weight")
 
 
 def num_labels(headers: Mapping[str, Header]) -> int:
@@ -139,10 +159,16 @@ def read_description(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of config.json; raises `UnsupportedModelError` if there are none."""
+    """Return the contents of config.json; raises `UnsupportedModelError` if there are none.
+
+    ModelOpt may describe its quantized matrices in a file of their own.
+    """
     contents = read_json(folder / "config.json")
     if not contents:
         raise UnsupportedModelError(f"{folder} has no config.json")
+    apart = read_json(folder / "hf_quant_config.json").get("quantization")
+    if isinstance(apart, dict) and not is_quantized(text_config(contents)):
+        contents["quantization_config"] = {"quant_method": "modelopt", **apart}
     return contents
 
 

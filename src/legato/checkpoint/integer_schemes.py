@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
+from typing import Self
 
 import torch
 
@@ -13,6 +14,7 @@ from legato.checkpoint.scheme import (
     Load,
     Part,
     Parts,
+    Uniform,
     affine,
     num_groups,
     unpacked,
@@ -23,15 +25,16 @@ from legato.model.quantization import QuantizedWeight, few_rows
 logger = logging.getLogger(__name__)
 
 _WORD = 32  # bits
+GPTQ_BITS = (4, 8)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of 8 adjacent outputs has its code."""
 _SIGNED_ZERO = 128
 
 
-class Awq:
+class Awq(Uniform):
     """AWQ's GEMM layout (Lin et al., 2023, arXiv:2306.00978), packed along outputs."""
 
-    marker = "qweight"
+    markers = ("qweight",)
     suffixes = ("qweight", "qzeros", "scales")
 
     def __init__(self, group: int) -> None:
@@ -64,12 +67,23 @@ class Gptq:
         zero_offset: added to stored zeros: 1 in the first version of the format, 0 in the second.
     """
 
-    marker = "qweight"
+    markers = ("qweight",)
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, bits: int, group: int | None, zero_offset: int) -> None:
         self._bits, self._group, self._zero_offset = bits, group, zero_offset
         self._codes_a_word = _WORD // bits
+
+    def of(self, headers: Mapping[str, Header]) -> "Gptq":
+        """Return the scheme of a module, whose bits and groups may be its own (`dynamic`)."""
+        columns, words, scales = (headers.get(name) for name in ("g_idx", "qweight", "scales"))
+        if columns is None or words is None or scales is None or not (words.shape and scales.shape):
+            return self
+        (depth,), num_groups = columns.shape or (0,), scales.shape[0]
+        bits = _WORD * words.shape[0] // (depth or 1)
+        if bits not in GPTQ_BITS or not num_groups or depth % num_groups:
+            return self
+        return Gptq(bits, depth // num_groups, self._zero_offset)
 
     def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
         num_words, num_outputs = headers["qweight"].shape
@@ -91,10 +105,10 @@ class Gptq:
         return in_groups(weight, parts.get("g_idx"))
 
 
-class PackedIntegers:
+class PackedIntegers(Uniform):
     """compressed-tensors' pack-quantized: signed codes plus half their range, in words."""
 
-    marker = "weight_packed"
+    markers = ("weight_packed",)
     suffixes = (
         "weight_packed",
         "weight_scale",
@@ -135,11 +149,14 @@ class PackedIntegers:
 class SignedBytes:
     """compressed-tensors' int-quantized: signed bytes, with scales for rows or groups."""
 
-    marker = "weight_scale"
+    markers = ("weight_scale",)
     suffixes = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
 
     def __init__(self, group: int | None) -> None:
         self._group = group
+
+    def of(self, headers: Mapping[str, Header]) -> Self | None:
+        return self if "weight" not in headers or headers["weight"].dtype == "I8" else None
 
     def size(self, headers: Mapping[str, Header], _: Load) -> tuple[int, int]:
         num_outputs, depth = headers["weight"].shape

@@ -1,7 +1,6 @@
 """Finds the quantized matrices among a checkpoint's tensors, checks them and reads them."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -11,10 +10,11 @@ from legato.model.model import NamedWeights
 
 
 class QuantizedMatrices:
-    """The matrices that a scheme holds.
+    """The matrices that some schemes hold.
 
     Args:
         checkpoint: for messages.
+        schemes: the first one that holds a module reads it.
         headers: of the checkpoint's tensors; key the name.
         load: from a name to the tensor.
 
@@ -29,21 +29,23 @@ class QuantizedMatrices:
     def __init__(
         self,
         checkpoint: str,
-        scheme: Scheme,
+        schemes: Sequence[Scheme],
         headers: Mapping[str, Header],
         load: Callable[[str], torch.Tensor],
     ) -> None:
-        self._checkpoint, self._scheme, self._load = checkpoint, scheme, load
-        ending = _name("", scheme.marker)
-        self._parts: defaultdict[str, dict[str, Header]] = defaultdict(dict)  # key the module
-        for name in headers:
-            if name.endswith(ending):
-                module = name.removesuffix(ending)
-                self._parts[module] = {
+        self._checkpoint, self._load = checkpoint, load
+        self._parts: dict[str, dict[str, Header]] = {}  # key the module
+        self._schemes: dict[str, Scheme] = {}  # key the module
+        for scheme in schemes:
+            for module in _modules(headers, scheme):
+                own = {
                     suffix: headers[part]
                     for suffix in scheme.suffixes
                     if (part := _name(module, suffix)) in headers
                 }
+                found = None if module in self._parts else scheme.of(own)
+                if found is not None:
+                    self._parts[module], self._schemes[module] = own, found
         taken = {_name(module, suffix) for module, own in self._parts.items() for suffix in own}
         self.others = {name: header for name, header in headers.items() if name not in taken}
         self.shapes = {
@@ -56,16 +58,17 @@ class QuantizedMatrices:
         for module, headers in self._parts.items():
             parts = {suffix: self._load(_name(module, suffix)) for suffix in headers}
             try:
-                yield f"{module}.weight", self._scheme.read(parts)
+                yield f"{module}.weight", self._schemes[module].read(parts)
             except (UnsupportedModelError, RuntimeError, KeyError) as error:
                 raise self._refusal(module, error) from error
 
     def _checked_size(self, module: str, headers: Mapping[str, Header]) -> tuple[int, int]:
+        scheme = self._schemes[module]
         try:
-            size = self._scheme.size(headers, lambda suffix: self._load(_name(module, suffix)))
+            size = scheme.size(headers, lambda suffix: self._load(_name(module, suffix)))
             if min(size) < 1:
                 raise UnsupportedModelError(f"it has {size[0]:,} outputs and {size[1]:,} inputs")
-            parts = self._scheme.parts(*size)
+            parts = scheme.parts(*size)
         except (UnsupportedModelError, ValueError, KeyError) as error:
             raise self._refusal(module, error) from error
         check_parts(f"{self._checkpoint}: {module}", headers, parts)
@@ -76,6 +79,17 @@ class QuantizedMatrices:
         return UnsupportedModelError(f"{self._checkpoint}: {module} cannot be read: {reason}")
 
 
+def _modules(headers: Mapping[str, Header], scheme: Scheme) -> Iterator[str]:
+    """Yield the modules that have a marker of a scheme."""
+    for name in headers:
+        for marker in scheme.markers:
+            ending = _name("", marker)
+            if name.endswith(ending):
+                yield name.removesuffix(ending)
+
+
 def _name(module: str, suffix: str) -> str:
     """Return the name of a tensor; a suffix with an underscore is a part of its last word."""
+    if not suffix:
+        return module
     return f"{module}{suffix}" if suffix.startswith("_") else f"{module}.{suffix}"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -48,14 +48,19 @@ class Scheme(Protocol):
     """A way of holding quantized matrices.
 
     Attributes:
-        marker: suffix of a tensor that all quantized modules have, and no others.
-        suffixes: of a matrix's tensors; after a dot, unless they begin with an underscore.
+        markers: suffixes of which all quantized modules have one, and no others.
+        suffixes: of a matrix's tensors; after a dot, unless they begin with an underscore. An empty
+            one is the module's own name.
     """
 
     @property
-    def marker(self) -> str: ...
+    def markers(self) -> tuple[str, ...]: ...
     @property
     def suffixes(self) -> tuple[str, ...]: ...
+
+    def of(self, headers: Mapping[str, Header]) -> "Scheme | None":
+        """Return the scheme of a module with these tensors; None if another scheme holds it."""
+        ...
 
     def size(self, headers: Mapping[str, Header], load: Load) -> tuple[int, int]:
         """Return the matrix's outputs and inputs by its tensors' headers."""
@@ -72,6 +77,13 @@ class Scheme(Protocol):
     def read(self, parts: Parts) -> QuantizedWeight | torch.Tensor:
         """Return the matrix, as float32 if its form cannot stay quantized."""
         ...
+
+
+class Uniform:
+    """A scheme that holds all quantized matrices of a checkpoint alike."""
+
+    def of(self, _: Mapping[str, Header]) -> Self:
+        return self
 
 
 def check_parts(name: str, headers: Mapping[str, Header], parts: Mapping[str, Part]) -> None:

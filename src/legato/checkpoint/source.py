@@ -16,8 +16,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_PATTERNS = ("*.json", "*.jinja")
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
-# Folders hold other formats, except 1_Pooling of sentence-transformers.
-_HUB_IGNORED = ("consolidated*", "[!1]*/*")
+# Folders hold other formats, except sentence-transformers' 1_Pooling and additional_chat_templates.
+_HUB_IGNORED = ("consolidated*", "[!1a]*/*", "a[!d]*/*")
 
 
 class ModelSource(msgspec.Struct, frozen=True):

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.quantization_config import method_of, scheme_of
+from legato.checkpoint.quantization_config import method_of, schemes_of
 from legato.checkpoint.transformers_tensors import TransformersTensors, in_order
 from legato.checkpoint.weight_files import WeightFiles, dtype_named
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import text_config
 from legato.model.transformers_paper import describe
 from legato.model.transformers_spec import TransformersSpec
+from legato.model.wrappers import TIED
 
 _LAYERS = ("num_hidden_layers", "n_layer")
 _SIZES = (
@@ -37,16 +38,22 @@ def open_transformers_checkpoint(folder: Path, contents: Mapping[str, Any]) -> C
     path = folder / "config.json"
     spec = read_spec(path, contents)
     with refusing_what_fails(path):
-        scheme = scheme_of(dict(contents))
-    files, named = WeightFiles(folder, scheme), TransformersTensors(spec)
+        schemes = schemes_of(dict(contents))
+    files, named = WeightFiles(folder, schemes), TransformersTensors(spec)
     others = in_order(files.others)
+    shapes = named.shapes_after(files.shapes)
+    if spec.tie_word_embeddings and spec.head in shapes and spec.embedding in shapes:
+        names = spec.embedding, spec.head
+        if not files.has_copies(names, shapes[spec.head], named.shapes_after):
+            spec = read_spec(path, {**contents, TIED: False})
+            named = TransformersTensors(spec)
     return Checkpoint(
         name=str(folder),
         spec=spec,
         dtype=files.dtype(said_dtype(contents)),
-        shapes=named.shapes_after(files.shapes),
+        shapes=shapes,
         tensors=lambda _: named.converted(files.weights(others)),
-        is_quantized=scheme is not None,
+        is_quantized=bool(schemes),
         architecture=text_config(dict(contents))["architectures"][0],
         quantization=method_of(dict(contents)),
         kept_bytes=files.kept_bytes,

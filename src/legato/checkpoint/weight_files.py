@@ -1,6 +1,7 @@
 """Tensors in the safetensors files of a folder, and quantized matrices made of some of them."""
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ from legato.checkpoint.scheme import Header, Scheme, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.model.model import NamedWeights
 
+logger = logging.getLogger(__name__)
+
+ShapesAfter = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, tuple[int, ...]]]
+
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_CACHE_SCALES = (
+    *(".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale"),
+    *(f".{module}_proj.output_scale" for module in ("q", "k", "v", "qkv")),
+)
+"""Ends of the names of scales of a cache in FP8, which no cache here has."""
 _MOST_TENSORS = 2**20
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -24,7 +34,7 @@ class WeightFiles:
     """The weights in a folder's open files.
 
     Args:
-        scheme: of the quantized matrices; None if there are none.
+        schemes: of the quantized matrices; empty if there are none.
 
     Attributes:
         headers: of the tensors in the files; key the name.
@@ -36,12 +46,14 @@ class WeightFiles:
             that Legato does not read.
     """
 
-    def __init__(self, folder: Path, scheme: Scheme | None) -> None:
+    def __init__(self, folder: Path, schemes: Sequence[Scheme]) -> None:
         self._file_of: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
         for path in _weight_files(folder):
             file = _open(path)
             for name in file.keys():  # noqa: SIM118 (not a mapping)
+                if name.endswith(_CACHE_SCALES):
+                    continue
                 tensor = file.get_slice(name)
                 self._file_of[name] = file
                 self.headers[name] = Header(tensor.get_dtype(), tuple(tensor.get_shape()))
@@ -51,8 +63,8 @@ class WeightFiles:
                 )
         self.others = self.headers
         self._matrices: QuantizedMatrices | None = None
-        if scheme is not None:
-            self._matrices = QuantizedMatrices(str(folder), scheme, self.headers, self.read)
+        if schemes:
+            self._matrices = QuantizedMatrices(str(folder), schemes, self.headers, self.read)
             self.others = self._matrices.others
         _check_types(self.others)
         self.shapes: dict[str, tuple[int, ...]] = {
@@ -79,6 +91,26 @@ class WeightFiles:
         tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
+    def has_copies(
+        self, names: tuple[str, str], shape: tuple[int, ...], shapes_after: ShapesAfter
+    ) -> bool:
+        """Whether two weights, such as an embedding matrix and an output projection, are equal.
+
+        A matrix that is quantized is no copy. A warning says that two weights differ.
+
+        Args:
+            names: of the weights, as the model has them.
+            shape: of one of them.
+            shapes_after: from the shapes of tensors to those of the weights made of them.
+        """
+        alike = [own for own, header in self.others.items() if header.shape == shape]
+        stored = {name: own for own in alike for name in shapes_after({own: shape})}
+        tensors = [self.read(stored[name]) for name in names if name in stored]
+        are_equal = len(tensors) == len(names) and torch.equal(*tensors)
+        if not are_equal:
+            logger.warning("%s has a value of its own, though the description ties it", names[1])
+        return are_equal
+
     def weights(self, others: Iterable[str]) -> NamedWeights:
         """Yield the tensors of these names, then the quantized matrices."""
         tensors = ((name, self.read(name)) for name in others)
@@ -94,6 +126,9 @@ def _weight_files(folder: Path) -> list[Path]:
     index = read_json(folder / _INDEX_FILE)
     names = _shards(folder, index) if index else [_SINGLE_FILE]
     missing = [name for name in names if not (folder / name).is_file()]
+    if missing and (folder / _SINGLE_FILE).is_file():
+        logger.warning("%s is not used: it names files that are not here", folder / _INDEX_FILE)
+        return [folder / _SINGLE_FILE]
     if not missing:
         return [folder / name for name in names]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):

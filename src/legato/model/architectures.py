@@ -6,7 +6,7 @@ from typing import Any
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
 from legato.model.architecture import Architecture, mistral_yarn
-from legato.model.description import Description
+from legato.model.description import Description, keys_of
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES, HUNYUAN_IMPLIED
 from legato.model.gemma4 import GEMMA4_ARCHITECTURES
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
@@ -24,6 +24,7 @@ from legato.model.transforms import (
     split,
     split_experts,
 )
+from legato.model.wrappers import NAMES, OUTER, TEXT_TYPES, TIED, part_of, wrapper_of
 
 _POST_NAMES = {
     "post_attention_layernorm": "attention_output_layernorm",
@@ -267,31 +268,8 @@ ARCHITECTURES = {
 }
 """Key a name in a configuration's `architectures`."""
 
-_NESTED = (
-    "Gemma3ForConditionalGeneration",
-    "Gemma4ForConditionalGeneration",
-    "Gemma4UnifiedForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForConditionalGeneration",
-)
-"""Architectures with images or sounds: their text model runs alone."""
 _HEADLESS = ("ForSequenceClassification", "Model")
 """Ends of the names of architectures without an output projection."""
-_NESTED_NAMES = {
-    "language_model.model": "model",
-    "model.language_model": "model",
-    "language_model.lm_head": "lm_head",
-}
-_MEDIA = (
-    "vision_tower multi_modal_projector visual vision_embedder embed_vision audio_tower embed_audio"
-)
-_MEDIA_PREFIXES = tuple(f"{outer}{part}." for outer in ("", "model.") for part in _MEDIA.split())
-
-
-def is_nested(config: Mapping[str, Any]) -> bool:
-    """Whether config.json describes its text model apart, in `text_config`."""
-    return (config.get("architectures") or [""])[0] in _NESTED
 
 
 def generates(config: Mapping[str, Any]) -> bool:
@@ -302,23 +280,33 @@ def generates(config: Mapping[str, Any]) -> bool:
 
 def _causal_names(model_type: object) -> list[str]:
     """Return the architecture of a model type, as a list; empty if there is none."""
-    return [name for name, known in ARCHITECTURES.items() if known.model_type == model_type]
+    return [
+        name
+        for name, known in ARCHITECTURES.items()
+        if model_type in (known.model_type, *known.other_types)
+    ]
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the text model, which may be a part of config.json.
 
-    A decoder without an output projection, or with another head, is described as one with it.
+    A decoder without an output projection, or with another head, is described as one with it. Keys
+    that a part lacks may be at the top; of a key in both, the part's goes first, except `OUTER`.
     """
-    text = config.get("text_config")
-    if not is_nested(config) or not isinstance(text, dict):
+    wrapper = wrapper_of(config)
+    if wrapper is None:
         known = () if generates(config) else _causal_names(config.get("model_type"))
         return {**config, "architectures": known} if known else config
-    kind = text.get("model_type")
+    part = part_of(config)
+    text = config[part] if part else config
+    kind = text.get("model_type", config.get("model_type"))
+    kind = TEXT_TYPES.get(str(kind), kind)
     names = _causal_names(kind)
-    outer = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-    shared = {name: config[name] for name in outer if name in config}
-    return {**text, **shared, "architectures": names or [str(kind)]}
+    named = keys_of(ARCHITECTURES[names[0]].keys).keys() if names else ()
+    shared = {key: config[key] for key in config if key in OUTER or (key in named - text.keys())}
+    own = {"architectures": names or [str(kind)], "model_type": kind}
+    tied = {TIED: True} if any(given.get(TIED) is True for given in (text, config)) else {}
+    return {**wrapper.keys, **text, **shared, **tied, **own}
 
 
 def check_supported(config: dict[str, Any]) -> None:
@@ -379,9 +367,10 @@ def transforms(
     text = text_config(config)
     architecture = ARCHITECTURES[text["architectures"][0]]
     found: list[Transform] = []
-    if is_nested(config):
-        found += [drop(prefixes=_MEDIA_PREFIXES), rename(_NESTED_NAMES)]
-    prefixes = architecture.unused_prefixes + _extra_layers(config, spec) + _unread(spec)
+    wrapper = wrapper_of(config)
+    if wrapper is not None:
+        found += [drop(prefixes=wrapper.prefixes), rename(NAMES)]
+    prefixes = architecture.unused_prefixes + _extra_layers(text, spec) + _unread(spec)
     if prefixes or architecture.unused:
         found.append(drop(prefixes=prefixes, suffixes=architecture.unused))
     renamed = architecture.names, architecture.names_of(spec)
@@ -397,8 +386,14 @@ def transforms(
         found.append(split("qkv_proj", sizes, num_groups=groups))
     experts = next((moe for layer in spec.layers if (moe := layer.moe) is not None), None)
     if experts is not None:
-        is_transposed = architecture.has_transposed_experts
-        found.append(split_experts(experts, spec.hidden_size, is_transposed=is_transposed))
+        found.append(
+            split_experts(
+                experts,
+                spec.hidden_size,
+                alternates=architecture.has_transposed_experts,
+                may_transpose=wrapper is not None and wrapper.may_transpose_experts,
+            )
+        )
     if "q_proj" in architecture.fused and attention.has_gate:
         sizes = {"q_proj": attention.query_size, "gate_proj": attention.query_size}
         found.append(split("q_proj", sizes, num_groups=attention.num_heads))

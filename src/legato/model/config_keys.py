@@ -1,6 +1,6 @@
 """Accounts for every key of a config.json: used, without effect for a reason, or unread.
 
-A key is used if the family names it beside its function, or if it is in `_OUTER` or `_ELSEWHERE`.
+A key is used if the family names it beside its function, or if it is in `_ELSEWHERE`.
 It is without effect if a list here, or the family's `Architecture.implied`, has it: some keys with
 any value, others with the values that change nothing. All other keys are unread: with one of them
 the model may not run as its authors meant.
@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from legato.model.architecture import Architecture
-from legato.model.architectures import ARCHITECTURES, is_nested, text_config
+from legato.model.architectures import ARCHITECTURES, text_config
 from legato.model.description import SPELLINGS, RopeKeys, keys_of
 from legato.model.rope import PARAMETERS
+from legato.model.wrappers import OUTER, part_of
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +34,11 @@ class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
 
 
-_TEXT = "text_config"
-_OUTER = {"architectures", "model_type", "quantization_config", "compression_config"}
-_OUTER |= {"eos_token_id", "num_nextn_predict_layers"}
-_ELSEWHERE = {"is_causal", "model_type", "rope_interleave"}
-"""Keys that other code than the families reads: of the whole file, and of its text model."""
-_SHARED = {"dtype", "torch_dtype", "tie_word_embeddings"}
-"""Keys of the text model that may be outside its part."""
+_FIRST_OUTSIDE = OUTER | {"eos_token_id"}
+_ELSEWHERE = _FIRST_OUTSIDE | {
+    *("model_type", "is_causal", "rope_interleave", "num_nextn_predict_layers")
+}
+"""Keys that other code than the families reads."""
 
 _WITHOUT_EFFECT: Mapping[str, str] = {
     "only training reads it": (
@@ -70,11 +69,24 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
         "pad_id pad_token_id sep_token_id text_end_id text_start_id unk_token_id"
     ),
     "images and sounds do not run": (
-        "audio_config audio_token_id boa_token_id boi_token_id boi_token_index eoa_token_id "
-        "eoa_token_index eoi_token_id eoi_token_index image_token_id image_token_index "
-        "mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size "
-        "video_token_id vision_config vision_end_token_id vision_feature_layer "
-        "vision_soft_tokens_per_image vision_start_token_id"
+        "audio_config audio_token_id begin_of_audio_token_id begin_of_image_token boa_token_id "
+        "boi_token_id boi_token_index do_image_splitting downsample_factor downsample_mode "
+        "downsample_ratio dynamic_image_size encoder_patch_size eoa_token_id eoa_token_index "
+        "eoi_token_id eoi_token_index force_image_size ignore_index image_end_id "
+        "image_end_token_id image_grid_pinpoints image_newline_id image_seq_length image_start_id "
+        "image_start_token_id image_token_id image_token_index img_context_token "
+        "img_context_token_id img_end_token_id img_start_token_id insert_layer_id "
+        "max_dynamic_patch max_image_tokens max_num_patches max_pixels_tolerance max_tiles "
+        "media_placeholder_token_id min_dynamic_patch min_image_tokens min_tiles "
+        "mm_tokens_per_image multimodal_projector_bias num_image_token pad2square patch_size "
+        "projector_bias projector_hidden_act projector_hidden_size projector_use_layernorm "
+        "ps_version scale_factor select_layer sound_config sound_context_token_id "
+        "spatial_merge_size template text_tokens_id tile_size use_backbone_lora "
+        "use_image_special_tokens use_llm_lora use_thumbnail use_unified_vision_encoder "
+        "video_context_token video_end_token_id video_placeholder video_pruning_rate "
+        "video_start_token_id video_token_id vision_config vision_end_token_id "
+        "vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image "
+        "vision_start_token_id vision_token_id vit_hidden_size projector_intermediate_size"
     ),
     "predictors of further tokens do not run": (
         "mtp_layers_block_type mtp_num_hidden_layers mtp_use_dedicated_embeddings"
@@ -110,8 +122,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys whose effect some families lack, with the values that mean none; in a list, each of them."""
 _ROPE_ELSEWHERE = {"rope_type", "type"}
-_ONE_AXIS = "a token of text has one position"
-_ROPE_WITHOUT_EFFECT = {"mrope_section": _ONE_AXIS, "mrope_interleaved": _ONE_AXIS}
+_ROPE_WITHOUT_EFFECT = dict.fromkeys(
+    ("mrope_section", "mrope_interleaved", "xdrope_section"), "a token of text has one position"
+)
 
 
 def key_use(config: dict[str, Any]) -> KeyUse:
@@ -122,20 +135,27 @@ def key_use(config: dict[str, Any]) -> KeyUse:
     """
     text = text_config(config)
     architecture = ARCHITECTURES[text["architectures"][0]]
-    is_part = is_nested(config) and isinstance(config.get(_TEXT), dict)
+    part = part_of(config)
+    own: Mapping[str, Any] = config[part] if part else {}
     used: list[str] = []
     reasons: dict[str, str] = {}
     unread: list[str] = []
     named = keys_of(architecture.keys).keys()
-    parts = [("", config, _OUTER | {_TEXT} | _SHARED)] if is_part else []
-    own = _ELSEWHERE | named
-    parts.append((f"{_TEXT}.", config[_TEXT], own) if is_part else ("", config, own | _OUTER))
-    for prefix, contents, known in parts:
+    known = _ELSEWHERE | named
+    outside = known | {"architectures", part}
+    inside_first = {key: f"the {key} of {part} goes first" for key in (own.keys() & named) - OUTER}
+    outside_first = {
+        key: f"the file's own {key} goes first" for key in config.keys() & _FIRST_OUTSIDE
+    }
+    for prefix, contents, read, elsewhere in (
+        ("", config, outside, inside_first),
+        (f"{part}.", own, known, outside_first),
+    ):
         for key, value in contents.items():
-            if key in known:
+            if key in elsewhere:
+                reasons[prefix + key] = elsewhere[key]
+            elif key in read:
                 used.append(prefix + key)
-            elif prefix and key in config.keys() & _OUTER:
-                reasons[prefix + key] = f"the file's own {key} goes first"
             elif reason := _reason(key, value, architecture):
                 reasons[prefix + key] = reason
             else:

@@ -20,6 +20,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers in `layer_types`."""
 _STRETCHED_TYPES = ("llama3", "yarn", "longrope")
 """Rope types that depend on the model's context length before it was stretched."""
+_ONE_AXIS_TYPES = {"mrope": "default", "xdrope": "dynamic"}
+"""Key a rope type of several positions a token, value what it is for text, whose are equal."""
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "activation": ("mlp_hidden_act", "hidden_activation", "hidden_act"),
@@ -152,6 +154,7 @@ class RopeKeys(Description):
 
     def _complete(self, own: Mapping[str, Any], theta: float) -> dict[str, Any]:
         rope = {"rope_theta": theta, "rope_type": own.get("type", "default"), **own}
+        rope["rope_type"] = _ONE_AXIS_TYPES.get(str(rope["rope_type"]), rope["rope_type"])
         if self.partial_rotary_factor is not None:
             rope.setdefault("partial_rotary_factor", self.partial_rotary_factor)
         if rope["rope_type"] in _STRETCHED_TYPES:

@@ -96,6 +96,7 @@ RECURRENT_ARCHITECTURES = {
         families.qwen3_5,
         {**_QWEN3_NEXT, "num_key_value_heads": 4},
         **_DELTA_NET,
+        other_types=("qwen3_5",),
         implied={"attn_output_gate": (True,)},
     ),
     "Qwen3_5MoeForCausalLM": Architecture(
@@ -110,6 +111,7 @@ RECURRENT_ARCHITECTURES = {
             "num_experts_per_tok": 8,
         },
         **_DELTA_NET,
+        other_types=("qwen3_5_moe",),
         implied={"attn_output_gate": (True,)},
     ),
     "Qwen3NextForCausalLM": Architecture(

@@ -80,7 +80,25 @@ _LATENT = "its keys and values have different sizes"
 _ENCODED = "it attends to what an encoder computes"
 _OWN_ATTENTION = "its attention is not that of transformers' attention interface"
 
+_INDEXED = "an indexer chooses the keys that its layers attend to"
+_HEADS = "its layers have different numbers of heads, and gates of their own"
+_SOUNDS = "it reads sounds"
+
 _REASONS: Mapping[str, str] = {
+    _INDEXED: "deepseek_v32 dots3_note glm5_next glm_moe_dsa hy_v4 minimax_m3_vl qwen4_exp",
+    _HEADS: "laguna step3p5 step3p7",
+    _SOUNDS: "glmasr moss_transcribe_diarize qwen3_asr voxtral_realtime",
+    "its experts scale what they read, and its layers attend to chunks": "llama4 llama4_text",
+    "its layers mix several streams": "deepseek_v4",
+    "its weights depend on whether a token is of text or of an image": "ernie4_5_moe_vl phi4mm",
+    "it does not write one token after the other": "diffusion_gemma",
+    "its layers have kinds of rope and of MLP by layer, which its family's code lacks": "mellum",
+    "its router and its shared expert are not described yet": "bailing_moe hy_v3",
+    "its attention has gates of their own": "muse_glimmer",
+    "its files have Mistral's own names": "mistral_large3 mistral_large4",
+    "its layers are not described yet": (
+        "deepseek_vl_v2 inkling kimi_k3 plamo2 plamo3 unlimited_ocr"
+    ),
     _RECURRENT: (
         "bailing_hybrid bamba falcon_h1 falcon_mamba jamba kimi_linear lfm2 lfm2_moe lfm3 mamba "
         "mamba2 minimax nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text "
@@ -88,7 +106,10 @@ _REASONS: Mapping[str, str] = {
     ),
     _DISTANCE: "bloom mpt",
     _BOTH_WAYS: "bert camembert electra ernie roberta xlm-roberta xlnet",
-    _LATENT: "deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 youtu",
+    _LATENT: (
+        "deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 mimo_v2 mimo_v2_flash minicpm3 mistral4 "
+        "youtu"
+    ),
     _ENCODED: "bart marian mbart pegasus trocr whisper",
     _OWN_ATTENTION: "codegen falcon gpt_neo gptj xglm",
     "each of its layers attends twice": "diffllama",

@@ -133,15 +133,18 @@ def add_one_to_norms(*, plain_norms: tuple[str, ...] = ()) -> Transform:
     return apply
 
 
-def split_experts(experts: MoeSpec, hidden_size: int, *, is_transposed: bool) -> Transform:
+def split_experts(
+    experts: MoeSpec, hidden_size: int, *, alternates: bool = False, may_transpose: bool = False
+) -> Transform:
     """Split projections of all experts into those of each, and flatten the router's biases.
 
     A fused weight is [experts, outputs, inputs], or all experts' outputs by inputs if it is
     quantized.
 
     Args:
-        is_transposed: a weight that is not quantized is [experts, inputs, outputs] instead, and
-            gates and ups alternate.
+        alternates: gates and ups do; a weight that is not quantized is [experts, inputs, outputs].
+        may_transpose: a weight that is not quantized may be so without that. Its shape tells; of
+            as many inputs as outputs, it is.
     """
     count, size, width = experts.num_experts, experts.size, experts.latent_size or hidden_size
     sizes = {
@@ -160,22 +163,34 @@ def split_experts(experts: MoeSpec, hidden_size: int, *, is_transposed: bool) ->
         parent, module, suffix = match.groups()
         kind = "bias" if suffix in ("_bias", ".bias") else "weight"
         of_one = sizes[module] if kind == "weight" else sizes[module][:1]
-        for expert, own in enumerate(_of_each(name, weight, count, of_one, is_transposed)):
+        for expert, own in enumerate(
+            _of_each(
+                name, weight, count, of_one, alternates=alternates, may_transpose=may_transpose
+            )
+        ):
             if module != "gate_up_proj":
                 yield f"{parent}.{expert}.{module}.{kind}", own
                 continue
             for i, part in enumerate(("gate_proj", "up_proj")):
-                rows = [i] if is_transposed else range(i * size, (i + 1) * size)
-                part_of = 2 if is_transposed else 2 * size
+                rows = [i] if alternates else range(i * size, (i + 1) * size)
+                part_of = 2 if alternates else 2 * size
                 yield f"{parent}.{expert}.{part}.{kind}", _rows(own, part_of, rows)
 
     return apply
 
 
 def _of_each(
-    name: str, weight: Weight, count: int, of_one: tuple[int, ...], is_transposed: bool
+    name: str,
+    weight: Weight,
+    count: int,
+    of_one: tuple[int, ...],
+    *,
+    alternates: bool,
+    may_transpose: bool,
 ) -> Iterator[Weight]:
     """Yield each expert's bias [outputs] or weight [outputs, inputs], whose shape is `of_one`."""
+    is_turned = tuple(weight.shape) == (count, *of_one[::-1])
+    is_transposed = alternates or (may_transpose and is_turned)
     is_matrix = len(of_one) > 1
     is_flat = is_matrix and len(weight.shape) == len(of_one)
     if is_flat:

@@ -1,6 +1,8 @@
 """Encodes text, decodes tokens and renders conversations. Torch-free, for the text processes."""
 
+import json
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
@@ -9,6 +11,7 @@ from tokenizers import Tokenizer as TokenizerBackend
 from transformers import PreTrainedTokenizerFast
 
 from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
 from legato.core.errors import InvalidRequestError, UnsupportedModelError
 from legato.core.validation import check_token_ids, refusing_what_fails
@@ -21,6 +24,8 @@ from legato.language.tokenizer.token_bytes import TokenDecoder
 
 _PRIVATE = ("name_or_path", "auto_map", "local_files_only", "backend")
 """Options of a tokenizer that concern this machine only."""
+_PROCESSOR_FILES = ("chat_template.json", "processor_config.json")
+"""Files that may have a chat template where those of the tokenizer have none."""
 
 
 class Tokenizer:
@@ -316,7 +321,42 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
     with refusing_what_fails(source.path):
         pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
         check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
+        if pretrained.chat_template is None:
+            pretrained.chat_template = _processor_template(source.path)
+        _drop_added_eos(pretrained, read_json(source.path / "tokenizer_config.json"))
         return _tokenizer(pretrained, chat_template)
+
+
+def _processor_template(folder: Path) -> str | dict[str, str] | None:
+    """Return the chat template in the files of a processor of images; None without one."""
+    for name in _PROCESSOR_FILES:
+        template = read_json(folder / name).get("chat_template")
+        if isinstance(template, str | dict):
+            return template
+    return None
+
+
+def _drop_added_eos(pretrained: PreTrainedTokenizerFast, config: dict[str, Any]) -> None:
+    """Add no end of sequence after a prompt where the configuration says so.
+
+    The post-processor in tokenizer.json may add one all the same, as in OLMo.
+    """
+    backend, eos = pretrained.backend_tokenizer, pretrained.eos_token
+    if config.get("add_eos_token") is not False or eos is None:
+        return
+    whole = json.loads(backend.to_str()) if backend.encode("").tokens[-1:] == [eos] else {}
+    processor = whole.get("post_processor") or {}
+    for step in processor.get("processors", [processor]):
+        for kind in ("single", "pair"):
+            items = step.get(kind)
+            if isinstance(items, list):
+                step[kind] = [item for item in items if _special_id(item) != eos]
+    if whole:
+        backend.post_processor = TokenizerBackend.from_str(json.dumps(whole)).post_processor
+
+
+def _special_id(item: dict[str, Any]) -> object:
+    return item.get("SpecialToken", {}).get("id")
 
 
 def _tokenizer(pretrained: PreTrainedTokenizerFast, chat_template: str | None) -> Tokenizer:
