@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from legato.checkpoint.finite import check_finite
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, ModelImpl, Quantization
 from legato.executor.sequences import Sequences
@@ -93,6 +94,29 @@ def test_of_a_gguf_file(tmp_path: Path, kind: str | None, is_native: bool) -> No
     kept = loaded(tmp_path / "model.gguf", torch.bfloat16, is_native=is_native, quantization="gguf")
     assert not is_mapped(tmp_path)
     assert kept.num_weight_bytes > 0
+
+
+def test_pages_are_given_back_while_a_gguf_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.checkpoint.gguf._MAPPED_BYTES", 0)
+    llama = AutoModelForCausalLM.from_config(
+        LlamaConfig(**SIZES | {"num_hidden_layers": 12})
+    ).eval()
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama", llama, quantization=GGMLQuantizationType.Q8_0)
+    checkpoint = open_checkpoint(ModelConfig(model=str(path), quantization="gguf"))
+    most = 0
+    for name, weight in checkpoint.tensors(torch.device("cpu")):
+        check_finite(name, weight, torch.bfloat16)  # reads each page
+        most = max(most, mapped_bytes(path))
+    assert most < path.stat().st_size / 2
+
+
+def mapped_bytes(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory."""
+    _, _, mapping = Path("/proc/self/smaps").read_text().partition(str(path))
+    return 1024 * int(mapping.partition("Rss:")[2].split()[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,8 +1,11 @@
 """Products with quantized weights: many rows as in bfloat16, few rows rounded to 8 bits."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -202,6 +205,39 @@ def test_weights_may_come_in_any_order(name: str) -> None:
     for seed in range(3):
         random.Random(seed).shuffle(weights)
         assert prompt_scores(SPECS[name], weights) == in_order
+
+
+def test_few_layers_wait_to_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing is as late as it can be: a layer is packed when its result is awaited."""
+    waiting: set[object] = set()
+    most = 0
+
+    class LateThreads(ThreadPoolExecutor):
+        def submit(self, work: Any, *args: Any) -> Any:  # type: ignore[override]
+            nonlocal most
+            late = LateResult(work, *args)
+            waiting.add(late)
+            most = max(most, len(waiting))
+            return late
+
+    class LateResult:
+        def __init__(self, *call: Any) -> None:
+            self._call, self._found = call, None
+
+        def result(self) -> object:
+            if self in waiting:
+                waiting.remove(self)
+                work, *args = self._call
+                self._found = work(*args)
+            return self._found
+
+    monkeypatch.setattr("legato.model.native_model.ThreadPoolExecutor", LateThreads)
+    layers = SPECS["grouped"].layers * 4
+    spec = msgspec.structs.replace(SPECS["grouped"], layers=layers)
+    kernels = NativeKernels(2, native_instructions()[0])
+    slots = random_decoder(spec, torch.bfloat16).checkpoint_slots()
+    NativeModel(spec, kernels).load_weights(slots.items())
+    assert most == kernels.num_threads + 1
 
 
 def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:

@@ -38,6 +38,8 @@ _SIZES = (
 logger = logging.getLogger(__name__)
 
 _MATRIX = 2  # dimensions
+_MAPPED_BYTES = 2**26
+"""Tensors' bytes after which the file's pages, of which most are packed by then, are given back."""
 _FLOAT_TYPES = {"F64", "F32", "F16", "BF16"}
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -135,9 +137,19 @@ def _read_tensors(
         changes: of tensors with transformers' names.
     """
     _log_widened(file)
-    return transformed(
-        ((name, _read(file, spec, stored)) for stored, name in names.items()), changes
-    )
+    return transformed(_read_all(file, spec, names), changes)
+
+
+def _read_all(file: GGUFFile, spec: DecoderSpec, names: Mapping[str, str]) -> NamedWeights:
+    """Yield tensors as they are stored, and give back the file's pages every few of them."""
+    num_bytes = 0
+    for stored, name in names.items():
+        num_bytes += file.tensors[stored].num_bytes
+        if num_bytes > _MAPPED_BYTES:
+            file.release()
+            num_bytes = 0
+        yield name, _read(file, spec, stored)
+    file.release()
 
 
 def _read(file: GGUFFile, spec: DecoderSpec, name: str) -> torch.Tensor | QuantizedWeight:

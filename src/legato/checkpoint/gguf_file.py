@@ -142,6 +142,10 @@ class GGUFFile:
         kind = self.tensors[name].type
         return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
+    def release(self) -> None:
+        """Give back the memory of the file's pages. A page that is read again is mapped again."""
+        self._data.madvise(mmap.MADV_DONTNEED)
+
     def _bytes(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]
         return np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)

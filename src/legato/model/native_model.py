@@ -5,7 +5,7 @@ remain the description of the architecture, and the fallback.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -108,7 +108,7 @@ class NativeModel(ReadsNativeCache):
         """Load weights, and keep quantized ones so, except the embedding and mixed matrices.
 
         A mixed matrix has parts that are not quantized. A layer is packed once all of it is read,
-        while later layers are read.
+        while later layers are read: at most one for each thread, and one more.
         """
         num_bytes = 0
         packed: Counter[int] = Counter()
@@ -116,6 +116,7 @@ class NativeModel(ReadsNativeCache):
         unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
         with ThreadPoolExecutor(self.kernels.num_threads) as threads:
             layers: dict[int, Future[object]] = {}
+            waiting: deque[Future[object]] = deque()
             for name, found in weights:
                 weight = as_computed(name, found)
                 num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
@@ -128,7 +129,11 @@ class NativeModel(ReadsNativeCache):
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
                 if len(own) == num_parts(self.spec, layer):
-                    layers[layer] = threads.submit(self._make_layer, layer, unpacked.pop(layer))
+                    made = threads.submit(self._make_layer, layer, unpacked.pop(layer))
+                    layers[layer] = made
+                    waiting.append(made)
+                    if len(waiting) > self.kernels.num_threads:
+                        waiting.popleft().result()
             embedding = others["model.embed_tokens.weight"]
             head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
             packed_head = threads.submit(NativeLinear, head, self.kernels)
