@@ -224,6 +224,23 @@ _ENDPOINTS: dict[str, tuple[dict[str, Any], dict[str, list[Any]]]] = {
         _CHAT,
     ),
     "/v1/completions/render": ({"prompt": "Hi", "return_token_offsets": True}, _COMPLETION),
+    "/api/chat": (
+        {**_QUESTION, "options": {"num_predict": 2}},
+        {
+            "tools": _TOOLS,
+            "stream": [False],
+            "format": ["json", "", *_SCHEMAS],
+            "think": [True, False, "low"],
+            "logprobs": [True],
+            "keep_alive": [0, -1, "5m", "soon"],
+            "options": [{}, {"num_predict": 2, "stop": ["a"], "seed": -1}, {"num_ctx": 10**9}],
+        },
+    ),
+    "/api/generate": (
+        {"prompt": "Hi", "options": {"num_predict": 2}},
+        {"prompt": _TEXTS, "system": _TEXTS, "raw": [True], "stream": [False], "suffix": ["a"]},
+    ),
+    "/api/embed": ({"input": "Hi"}, {"input": [*_TEXTS, [], ["a", "b"]], "dimensions": [1, 10**9]}),
     "/tokenize": (
         {"prompt": "Hi"},
         {

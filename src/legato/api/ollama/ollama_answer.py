@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -38,7 +39,6 @@ from legato.api.ollama.ollama_body import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaMessageAnswer,
-    timestamp,
 )
 from legato.api.openai.embedding_answer import PooledVectors
 from legato.api.openai.embedding_body import EmbeddingTerms
@@ -85,7 +85,7 @@ class OllamaTurn(NotedAnswer, frozen=True, kw_only=True):
     """
 
     model: str
-    created_at: str
+    created_at: datetime
     done: bool
     done_reason: Literal["stop", "length"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
@@ -195,9 +195,6 @@ class OllamaFormat(ABC):
     ) -> OllamaTurn:
         """Return an answer or a line. Args: known: further fields."""
 
-    def _common(self) -> dict[str, Any]:
-        return {"model": self._model, "created_at": timestamp()}
-
     def _end(self) -> dict[str, Any]:
         """Return the fields of the last line."""
         is_full = self._finish_reason is FinishReason.LENGTH
@@ -250,7 +247,9 @@ class OllamaChatFormat(OllamaFormat):
         message = OllamaCalledAnswer(
             content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET
         )
-        return OllamaChatAnswer(message=message, **self._common(), **known)
+        return OllamaChatAnswer(
+            message=message, model=self._model, created_at=datetime.now(UTC), **known
+        )
 
 
 class OllamaGenerateFormat(OllamaFormat):
@@ -258,7 +257,11 @@ class OllamaGenerateFormat(OllamaFormat):
         self, text: str, thinking: str, _calls: list[OllamaToolCall], /, **known: Any
     ) -> OllamaTurn:
         return OllamaGenerateAnswer(
-            response=text, thinking=thinking or UNSET, **self._common(), **known
+            response=text,
+            thinking=thinking or UNSET,
+            model=self._model,
+            created_at=datetime.now(UTC),
+            **known,
         )
 
 
