@@ -94,6 +94,7 @@ class FrontDoor:
                 trust_request_chat_template=server_config.trust_request_chat_template,
                 message_special_tokens=server_config.message_special_tokens,
                 unknown_fields=server_config.unknown_fields,
+                shows_template=server_config.enable_tokenizer_info_endpoint,
             )
         )
         metrics = metrics_of(self._engine, self._text, server_config)
