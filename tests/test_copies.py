@@ -35,14 +35,20 @@ COPIED = 3
 
 LEFT_OUT = {
     "ChatAnswer": {
+        "timings": "put in where they are asked for",
+        "prompt_progress": "comes before the first token",
         "legato": "put in where warnings are known",
         "system_fingerprint": "the same in all answers",
     },
     "ChatChunk": {
+        "timings": "put in where they are asked for",
+        "prompt_progress": "comes before the first token",
         "legato": "put in where warnings are known",
         "system_fingerprint": "the same in all answers",
     },
     "CompletionAnswer": {
+        "timings": "put in where they are asked for",
+        "prompt_progress": "comes before the first token",
         "legato": "put in where warnings are known",
         "system_fingerprint": "the same in all answers",
         "kv_transfer_params": "a prompt that was sent away has another answer",
@@ -51,6 +57,15 @@ LEFT_OUT = {
         "tools": "shown as `tool_choice` says",
         "chat_template_content_format": "contents are text",
         "message_special_tokens": "the server decides",
+    },
+    "EngineInfo": {
+        "start_s": "known at the start's end",
+        "has_any_name": "the server decides",
+        "transfer": "known once it listens",
+    },
+    "OllamaShown": {
+        "modelfile": "there is none",
+        "modified_at": "the same for all models",
     },
     "RecurrenceRule": {
         "longest": "the delta rule has no steps",

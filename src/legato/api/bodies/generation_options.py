@@ -254,7 +254,7 @@ class GenerationOptions(SamplingOptions, ServiceOptions, PeersHints, ModelReques
 
     def shared_options(self) -> dict[str, Any]:
         """Return the options that the client sent, as JSON values."""
-        known = GenerationOptions.model_fields.keys() - PeersHints.model_fields.keys()
+        known = GenerationOptions.model_fields.keys() - {"timings_per_token"}  # of chats alone
         names = self.model_fields_set & known
         return self.model_dump(mode="json", include=names)
 
