@@ -17,6 +17,7 @@ from legato.cli.values import (
     byte_size,
     count_or_word,
     duration_s,
+    gap_bound,
     gap_promise,
     lines_of,
     listed,
@@ -46,10 +47,11 @@ class AddItems(argparse.Action):
 
 
 class GapPromise(argparse.Action):
-    """Sets a duration's field, and the fields behind it."""
+    """Sets a duration's field, that of its quantile, and one for the word auto if there is one."""
 
     def __init__(self, *args: Any, behind: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "type": gap_promise})
+        parse = gap_promise if len(behind) == 1 else gap_bound
+        super().__init__(*args, **{**kwargs, "type": parse})
         self._dests = (self.dest, *behind)
 
     def __call__(

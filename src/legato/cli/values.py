@@ -116,7 +116,7 @@ def duration_s(text: str) -> float:
     return float(number * _UNITS_S[unit or "s"])
 
 
-def gap_promise(text: str) -> tuple[float | None, float, bool]:
+def gap_bound(text: str) -> tuple[float | None, float, bool]:
     """Parse auto, off, TIME or TIME:pPERCENT.
 
     Returns:
@@ -125,10 +125,10 @@ def gap_promise(text: str) -> tuple[float | None, float, bool]:
     """
     if text in ("auto", "off"):
         return None, P99, text == "auto"
-    return *_gap(text), False
+    return *gap_promise(text), False
 
 
-def _gap(text: str) -> tuple[float, float]:
+def gap_promise(text: str) -> tuple[float, float]:
     """Parse TIME or TIME:pPERCENT to seconds and the share of gaps that they apply to."""
     time, _, percent = text.partition(":")
     if not percent:
@@ -181,7 +181,7 @@ def slo_class(text: str) -> dict[str, SloClass]:
     for promise in filter(None, promises.split(",")):
         kind, _, time = promise.partition("=")
         if kind == "itl":
-            given["itl_s"], given["itl_quantile"] = _gap(time)
+            given["itl_s"], given["itl_quantile"] = gap_promise(time)
         else:
             given[f"{kind}_s"] = duration_s(time)
     try:

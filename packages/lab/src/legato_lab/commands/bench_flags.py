@@ -50,7 +50,7 @@ def add_slo_flags(parser: argparse.ArgumentParser) -> None:
         "--itl-slo",
         dest="itl_slo_s",
         action=GapPromise,
-        quantile_dest="itl_slo_quantile",
+        behind=("itl_slo_quantile",),
         metavar="TIME[:pQ]",
         help="for 99 of 100 gaps of a request, or what a percentile says",
     )
@@ -91,7 +91,7 @@ def add_search_flags(parser: argparse.ArgumentParser) -> None:
         "--itl-slo",
         dest="itl_slo_s",
         action=GapPromise,
-        quantile_dest="itl_slo_quantile",
+        behind=("itl_slo_quantile",),
         required=True,
         metavar="TIME[:pQ]",
         help="99 of 100 gaps are at most as long, or what a percentile says",
