@@ -56,7 +56,7 @@ def _wrappers() -> str:
 
 
 def _published() -> str:
-    """Return the published checkpoints of which a tiny one loads, and why others do not."""
+    """Return the published checkpoints whose tiny copies load, and why others do not."""
     layouts = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
     groups: dict[str, list[str]] = {}
     for layout in layouts:

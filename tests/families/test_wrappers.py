@@ -1,4 +1,4 @@
-"""Classes with images: their text model's logits are those that transformers' whole class has."""
+"""Classes with images: the text model computes the logits of transformers' whole class."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

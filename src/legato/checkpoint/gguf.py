@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _MATRIX = 2  # dimensions
 _MAPPED_BYTES = 2**26
-"""Tensors' bytes after which the file's pages, of which most are packed by then, are given back."""
+"""Bytes of tensors after which the file's pages are given back: most are packed by then."""
 _FLOAT_TYPES = {"F64", "F32", "F16", "BF16"}
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",

@@ -48,7 +48,7 @@ class Scheme(Protocol):
     """A way of holding quantized matrices.
 
     Attributes:
-        markers: suffixes of which all quantized modules have one, and no others.
+        markers: suffixes; every quantized module has one of them, and no other module does.
         suffixes: of a matrix's tensors; after a dot, unless they begin with an underscore. An empty
             one is the module's own name.
     """
