@@ -74,7 +74,7 @@ def _servers(flags: argparse.Namespace) -> list[Server]:
     slo_ms = 1000 * flags.itl_slo_s
     legato = {f"Legato, --itl-slo {slo_ms:g}ms": f"{SERVE_AS_PEERS_DO} --itl-slo {slo_ms:g}ms"}
     for budget in flags.budgets:
-        command = f"{SERVE_AS_PEERS_DO} --max-num-batched-tokens {budget}"
+        command = f"{SERVE_AS_PEERS_DO} --itl-slo off --max-num-batched-tokens {budget}"
         legato[f"Legato, budget {budget}"] = command
     return servers(legato, flags.peer)
 

@@ -40,6 +40,7 @@ from legato_lab.probe import Probe, ProbeResult
 MINUTES = 14
 
 _SHAPES = ("12x3x3000@120ms", "8x1x7000@120ms", "32x3x4000@200ms")
+_FIXED = ("--itl-slo", "off", "--max-num-batched-tokens")
 _WITHOUT_DRAFTS = ("--speculative", "off")
 _FIRST_CALM_S, _CALM_S = 8.0, 1.0
 """Time without work before a probe. A server measures its steps again after five idle seconds."""
@@ -152,7 +153,7 @@ def _sides(text: str, speculative: Sequence[str], budgets: Sequence[int]) -> lis
         for drafts in speculative
     }
     fixed = {
-        f"{budget} tokens a step": ("--max-num-batched-tokens", str(budget), *_WITHOUT_DRAFTS)
+        f"{budget} tokens a step": (*_FIXED, str(budget), *_WITHOUT_DRAFTS)
         for budget in budgets
     }
     seconds = tuple(gap_promise(slo)[0] for slo in slos)

@@ -29,9 +29,9 @@ LEGATO = {
     name: f"{SERVE_AS_PEERS_DO} {flags}"
     for name, flags in {
         "Legato, --itl-slo 100ms": "--itl-slo 100ms",
-        "Legato, budget 128": "--max-num-batched-tokens 128",
-        "Legato, budget 512": "--max-num-batched-tokens 512",
-        "Legato, prefill-first 512": "--max-num-batched-tokens 512 --policy prefill-first",
+        "Legato, budget 128": "--itl-slo off --max-num-batched-tokens 128",
+        "Legato, budget 512": "--itl-slo off --max-num-batched-tokens 512",
+        "Legato, prefill-first 512": "--itl-slo off --max-num-batched-tokens 512 --policy prefill-first",
         "Legato, whole prompts": "--no-enable-chunked-prefill",
     }.items()
 }
