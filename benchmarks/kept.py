@@ -153,8 +153,7 @@ def _sides(text: str, speculative: Sequence[str], budgets: Sequence[int]) -> lis
         for drafts in speculative
     }
     fixed = {
-        f"{budget} tokens a step": (*_FIXED, str(budget), *_WITHOUT_DRAFTS)
-        for budget in budgets
+        f"{budget} tokens a step": (*_FIXED, str(budget), *_WITHOUT_DRAFTS) for budget in budgets
     }
     seconds = tuple(gap_promise(slo)[0] for slo in slos)
     asked = tuple(classes) if len(slos) > 1 else ()

@@ -25,14 +25,15 @@ from legato_lab.probe import Probe, ProbeResult
 
 MINUTES = 4
 
+_FIXED = "--itl-slo off --max-num-batched-tokens"
 LEGATO = {
     name: f"{SERVE_AS_PEERS_DO} {flags}"
     for name, flags in {
         "Legato, --itl-slo 100ms": "--itl-slo 100ms",
-        "Legato, budget 128": "--itl-slo off --max-num-batched-tokens 128",
-        "Legato, budget 512": "--itl-slo off --max-num-batched-tokens 512",
-        "Legato, prefill-first 512": "--itl-slo off --max-num-batched-tokens 512 --policy prefill-first",
-        "Legato, whole prompts": "--no-enable-chunked-prefill",
+        "Legato, budget 128": f"{_FIXED} 128",
+        "Legato, budget 512": f"{_FIXED} 512",
+        "Legato, prefill-first 512": f"{_FIXED} 512 --policy prefill-first",
+        "Legato, whole prompts": "--itl-slo off --no-enable-chunked-prefill",
     }.items()
 }
 
