@@ -36,7 +36,7 @@ def given_back(http: httpx.Client) -> Iterator[None]:
 
 
 def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
-    resolved = {**AUTO, "max_num_batched_tokens": 2048}
+    resolved = {**AUTO, "max_num_batched_tokens": 512}
     expected = {"asked": AUTO, "resolved": resolved, "most_batched_tokens": MOST}
     assert http.get("/settings").json() == expected
     told = http.patch("/settings", json={"itl_slo_s": 0.5, "ttft_slo_s": 2}).json()

@@ -47,7 +47,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
 _BUDGETS = {"cpu": (512, 2048), "cuda": (8192, 8192)}
-"""Tokens of a step without and with a bound in time; key the kind of device, as below."""
+"""Tokens of a step without and with an ITL or TPOT SLO; key the kind of device, as below."""
 _STEPS_IN_FLIGHT = {"cpu": 1, "cuda": 2}
 
 _promise = partial(Flag, group="promises")
@@ -371,7 +371,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         whole_prompt = self.whole_prompt_tokens(max_model_len)
         budget = self.max_num_batched_tokens
         if budget is None:
-            chunked = _BUDGETS[device][self.promises_pace or self.bounds_gaps]
+            chunked = _BUDGETS[device][self.promises_pace]
             budget = chunked if self.enable_chunked_prefill else whole_prompt
         if not self.enable_chunked_prefill and budget < whole_prompt:
             raise ConfigError(
