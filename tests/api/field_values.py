@@ -358,7 +358,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "OllamaGenerateRequest.top_logprobs": {"logprobs": True},
     "OllamaEmbedRequest.truncate": {"input": "long " * 3000},
     "OllamaNamedRequest.name": {"model": None},
-    "repeat_last_n": {"repeat_penalty": 1.5},
+    "OllamaOptions.repeat_last_n": {"repeat_penalty": 1.5},
     "ChatRequest.logprob_token_ids": {"logprobs": True},
     "CompletionRequest.logprob_token_ids": {"logprobs": 1},
     "ResponsesRequest.logprob_token_ids": {"include": ["message.output_text.logprobs"]},

@@ -25,7 +25,7 @@ FOR_ADMINS = {
 }  # fmt: skip
 OPEN = {
     ("GET", path) for path in ("/", "/dashboard", "/docs", "/health", "/metrics", "/openapi.json",
-                               "/version")
+                               "/version", "/livez", "/readyz", "/startupz")
 }  # fmt: skip
 FOR_CLIENTS = {
     ("GET", "/settings"), ("GET", "/server_info"), ("GET", "/get_server_info"),

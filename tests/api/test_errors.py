@@ -29,7 +29,6 @@ def check(response: httpx.Response, status: int, **expected: Any) -> str:
         ({"frobnicate": 1}, "frobnicate"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"store": True}, "store"),
         ({"service_tier": 5}, "service_tier"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),

@@ -123,7 +123,6 @@ def test_the_openai_client_sends_hints(client: openai.OpenAI) -> None:
             (path, body, asks)
             for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN))
             for asks in (
-                {"store": True},
                 {"use_beam_search": True},
                 {"length_penalty": 0.5},
                 {"early_stopping": True},
@@ -138,7 +137,6 @@ def test_the_openai_client_sends_hints(client: openai.OpenAI) -> None:
         ("/v1/chat/completions", CHAT, {"separate_reasoning": False}),
         ("/v1/chat/completions", CHAT, {"stream_reasoning": False}),
         ("/v1/chat/completions", CHAT, {"documents": [{"title": "a", "text": "b"}]}),
-        ("/v1/chat/completions", CHAT, {"prediction": {"type": "content", "content": "a"}}),
         ("/v1/chat/completions", CHAT, {"web_search_options": {}}),
         ("/v1/completions", PLAIN, {"logprobs": True}),
         ("/v1/completions", PLAIN, {"suffix": "."}),

@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 
-def test_the_root_leads_to_the_dashboard(http: httpx.Client) -> None:
+def test_the_root_is_a_chat_that_leads_to_the_dashboard(http: httpx.Client) -> None:
     found = http.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
-    assert found.status_code == 307
-    assert found.headers["Location"] == "dashboard"
+    assert found.headers["Content-Type"].startswith("text/html")
+    assert 'href="dashboard"' in found.text
 
 
 def test_the_reference_asks_nobody_else(http: httpx.Client) -> None:
