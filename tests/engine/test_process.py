@@ -29,9 +29,10 @@ def test_an_engine_that_computes_nothing_says_so_and_ends(monkeypatch: pytest.Mo
         ending = threads.submit(_serve, Channel(theirs, FromFrontEnd))
         channel = Channel(ours, FromEngine)
         ours.sendall(pack_frame(EngineConfig()))
-        ready: FromEngine = StartPartEnded("", 0.0)
+        *parts, ready = channel.receive(wait_s=None)
         while isinstance(ready, StartPartEnded):
-            [ready] = channel.receive(wait_s=None)
+            *parts, ready = [*parts, ready, *channel.receive(wait_s=None)]
+        assert all(isinstance(part, StartPartEnded) for part in parts)
         assert isinstance(ready, EngineReady)
         assert msgspec.structs.replace(ready.info, start_s={}) == INFO
         assert "imports" in ready.info.start_s
