@@ -163,12 +163,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     ModelOpt may describe its quantized matrices in a file of their own.
     """
-    contents = read_json(folder / "config.json")
+    path = folder / "config.json"
+    contents = read_json(path)
     if not contents:
         raise UnsupportedModelError(f"{folder} has no config.json")
     apart = read_json(folder / "hf_quant_config.json").get("quantization")
-    if isinstance(apart, dict) and not is_quantized(text_config(contents)):
-        contents["quantization_config"] = {"quant_method": "modelopt", **apart}
+    with refusing_what_fails(path):
+        if isinstance(apart, dict) and not is_quantized(text_config(contents)):
+            contents["quantization_config"] = {"quant_method": "modelopt", **apart}
     return contents
 
 

@@ -119,7 +119,8 @@ NAMES: Mapping[str, str] = {
 
 def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
     """Return the class with images or sounds that config.json names; None for any other."""
-    name = (config.get("architectures") or [""])[0]
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     return WRAPPERS.get(name) if isinstance(name, str) else None
 
 
