@@ -22,6 +22,7 @@ from legato.engine.build.blueprint import Blueprint
 from legato.engine.build.cpu import cpu_runtime
 from legato.engine.build.runtime import ModelRuntime
 from legato.model.architectures import ARCHITECTURES
+from legato.model.native_kernels import native_instructions
 from legato.model.states import make_states
 from tests.families.tiny import MODELS, random_model
 
@@ -249,6 +250,23 @@ def test_a_probe_of_a_large_model_loads_its_first_layers_alone(
     assert loaded[0] < whole.num_layers
     part = dry_run.first_layers(open_checkpoint(ModelConfig(model=str(tmp_path))), loaded[0])
     assert bool(part.decoder_spec.states) == bool(whole.states)
+
+
+def test_a_dry_run_counts_weights_as_layers_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's layers widen codes; weights that are rounded here have a plain embedding."""
+    monkeypatch.setattr(dry_run, "_probe", lambda _: None)
+
+    def num_bytes(**model: Any) -> int:
+        return dry_run.dry_run(EngineConfig.of(max_model_len=64, **model)).weight_bytes
+
+    report = model_report.report_model(ModelConfig())
+    assert num_bytes(kernels="torch") == num_bytes(kernels="torch", quantization="gguf")
+    assert num_bytes(kernels="torch") == report.widened_weight_bytes
+    assert num_bytes(dtype="float32") >= 4 * report.num_parameters
+    if native_instructions():
+        assert num_bytes() == report.weight_bytes < num_bytes(quantization="none")
+        codes = 34 / 32 * report.num_parameters
+        assert num_bytes(quantization="int8") == int(codes) + 2 * 49_152 * 576
 
 
 def test_a_dry_run_says_all_that_is_refused(
