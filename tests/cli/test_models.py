@@ -269,6 +269,24 @@ def test_a_dry_run_counts_weights_as_layers_hold_them(monkeypatch: pytest.Monkey
         assert num_bytes(quantization="int8") == int(codes) + 2 * 49_152 * 576
 
 
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (("--quantization", "fp8"), "quantization fp8 is for GPUs"),
+        (("--quantization", "w8a8", "--kernels", "torch"), "w8a8 needs native kernels"),
+        (("--speculative-model", "/nonexistent"), "there is no model at '/nonexistent'"),
+        (("--tensor-parallel-size", "7"), "cannot be divided among 7 ranks"),
+    ],
+)
+def test_a_dry_run_refuses_once_what_a_start_refuses(
+    flags: tuple[str, ...], refusal: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(folder), "--dry-run", "--port", "0", *flags]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert refusal in shown.partition("refused 1 ")[2]
+    assert "refused 2" not in shown
+
+
 def test_a_dry_run_says_all_that_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

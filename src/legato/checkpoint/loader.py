@@ -105,12 +105,8 @@ def load_model(
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape, or have values
             that are not finite.
     """
-    if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8")
-    if quantization in _ROUNDING_ROWS and kernels is None:
-        raise ConfigError(
-            f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
-        )
+    if device.type == "cpu":
+        check_cpu_quantization(quantization, has_kernels=kernels is not None)
     if kernels is None and device.type == "cpu" and checkpoint.keeps_codes(quantization):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
         quantization = "none"
@@ -122,6 +118,20 @@ def load_model(
             device=device,
             quantization=quantization,
             communicator=communicator,
+        )
+
+
+def check_cpu_quantization(quantization: Quantization | None, *, has_kernels: bool) -> None:
+    """Raise `ConfigError` if a CPU cannot compute with weights quantized this way.
+
+    Args:
+        has_kernels: whether native kernels compute the layers, or products of them.
+    """
+    if quantization == "fp8":
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8")
+    if quantization in _ROUNDING_ROWS and not has_kernels:
+        raise ConfigError(
+            f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
         )
 
 

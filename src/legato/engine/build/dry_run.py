@@ -19,6 +19,7 @@ import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import weight_shapes
+from legato.checkpoint.loader import check_cpu_quantization
 from legato.core.config import EngineConfig, Quantization
 from legato.core.control_groups import usable_cores
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -27,6 +28,7 @@ from legato.core.serve_flags import command_line, serve_flags
 from legato.engine.build.blueprint import Blueprint, draw_blueprint
 from legato.engine.build.cpu import cpu_runtime
 from legato.engine.build.cpu_model import native_kernels
+from legato.engine.build.draft import draft_blueprint
 from legato.engine.build.kv_cache import configured_cache, make_kv_manager
 from legato.engine.build.model_report import (
     ModelReport,
@@ -121,6 +123,10 @@ def dry_run(config: EngineConfig) -> DryRun:
         with _noting(refusals):
             native = native_kernels(blueprint)
             kernels = "torch" if native is None else native.instructions
+            check_cpu_quantization(config.model.quantization, has_kernels=native is not None)
+        if config.model.speculative_model is not None:
+            with _noting(refusals):
+                draft_blueprint(blueprint, config.model.speculative_model)
     weight_bytes = _weight_bytes(blueprint, report, kernels)
     free_bytes = free_memory_bytes() if is_on_cpu else torch.cuda.mem_get_info(blueprint.device)[0]
     if weight_bytes > free_bytes:
@@ -194,7 +200,8 @@ def _noting(refusals: list[str]) -> Iterator[None]:
     try:
         yield
     except (ConfigError, UnsupportedModelError) as error:
-        refusals.append(str(error))
+        if str(error) not in refusals:
+            refusals.append(str(error))
 
 
 def _weight_bytes(blueprint: Blueprint, report: ModelReport, kernels: str) -> int:
