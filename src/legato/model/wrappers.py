@@ -124,6 +124,12 @@ def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
     return WRAPPERS.get(name) if isinstance(name, str) else None
 
 
+def media_prefixes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return how the tensors begin that the text model does not have; empty for other classes."""
+    wrapper = wrapper_of(config)
+    return () if wrapper is None else wrapper.prefixes
+
+
 def part_of(config: Mapping[str, Any]) -> str:
     """Return the key of config.json that describes the text model; empty if its top does."""
     if wrapper_of(config) is None:
