@@ -19,7 +19,7 @@ import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import weight_shapes
-from legato.checkpoint.loader import check_cpu_quantization
+from legato.checkpoint.loader import check_quantization
 from legato.core.config import EngineConfig, Quantization
 from legato.core.control_groups import usable_cores
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -123,10 +123,14 @@ def dry_run(config: EngineConfig) -> DryRun:
         with _noting(refusals):
             native = native_kernels(blueprint)
             kernels = "torch" if native is None else native.instructions
-            check_cpu_quantization(config.model.quantization, has_kernels=native is not None)
         if config.model.speculative_model is not None:
             with _noting(refusals):
                 draft_blueprint(blueprint, config.model.speculative_model)
+    if kernels:
+        with _noting(refusals):
+            check_quantization(
+                config.model.quantization, blueprint.device, has_kernels=kernels != "torch"
+            )
     weight_bytes = _weight_bytes(blueprint, report, kernels)
     free_bytes = free_memory_bytes() if is_on_cpu else torch.cuda.mem_get_info(blueprint.device)[0]
     if weight_bytes > free_bytes:
