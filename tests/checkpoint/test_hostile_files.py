@@ -180,6 +180,21 @@ def test_a_matrix_without_rows_or_columns(
         load(tmp_path, "float32")
 
 
+@pytest.mark.parametrize("shape", [(2, -1), (0,), ()])
+def test_groups_of_columns_in_another_shape(
+    model: LlamaForCausalLM, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    save_quantized(model, tmp_path, FORMATS["GPTQ"])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    groups = tensors[f"{UP}.g_idx"]
+    is_whole = len(shape) > 1
+    tensors[f"{UP}.g_idx"] = groups.view(shape) if is_whole else groups.new_zeros(shape)
+    save_file(tensors, path)
+    with pytest.raises(UnsupportedModelError, match="g_idx has type I32 and shape"):
+        open_checkpoint(ModelConfig(model=str(tmp_path)))
+
+
 def change_offsets(path: Path, change: Callable[[list[int]], dict[int, int]]) -> None:
     """Change offsets of tensors in a file's header. Args: change: from all offsets to new ones."""
     data = bytearray(path.read_bytes())

@@ -1,6 +1,8 @@
 """A loaded model keeps no view of its files: one that is cut later would end the process."""
 
+import ctypes
 import gc
+import mmap
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from legato.checkpoint.finite import check_finite
+from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.loader import load_model, open_checkpoint
-from legato.core.config import ModelConfig, ModelImpl, Quantization
+from legato.checkpoint.source import resolve_source
+from legato.core.config import DEFAULT_MODEL, ModelConfig, ModelImpl, Quantization
 from legato.executor.sequences import Sequences
 from legato.model.model import Model
 from legato.model.native_kernels import NativeKernels, native_instructions
@@ -111,6 +115,23 @@ def test_pages_are_given_back_while_a_gguf_file_is_read(
         check_finite(name, weight, torch.bfloat16)  # reads each page
         most = max(most, mapped_bytes(path))
     assert most < path.stat().st_size / 2
+
+
+def test_pages_that_are_locked_stay() -> None:
+    """As with all pages of a process that has called mlockall."""
+    file = GGUFFile(resolve_source(DEFAULT_MODEL).path)
+    name = min(file.tensors)
+    before = file.read(name).copy()
+    start = file._bytes(name).ctypes.data & -mmap.PAGESIZE
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size = ctypes.c_void_p(start), ctypes.c_size_t(mmap.PAGESIZE)
+    if libc.mlock(address, size):
+        pytest.skip("no page can be locked here")
+    try:
+        file.release()
+    finally:
+        libc.munlock(address, size)
+    assert (file.read(name) == before).all()
 
 
 def mapped_bytes(path: Path) -> int:

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
+from legato.checkpoint.defaults import load_defaults
 from legato.checkpoint.loader import open_checkpoint
-from legato.checkpoint.source import resolve_source
+from legato.checkpoint.source import ModelSource, resolve_source
 from legato.core.config import DEFAULT_MODEL, ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from tests.model.conftest import TINY, SaveTiny, load
@@ -72,6 +73,18 @@ def test_configurations(folder: Path, changes: dict[str, Any], message: str) -> 
     change_config(folder, **changes)
     with pytest.raises(UnsupportedModelError, match=message):
         open_checkpoint(ModelConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("quantization", [{}, {"quantization": {"quant_algo": "FP8"}}])
+@pytest.mark.parametrize("architectures", [5, {"name": 1}, True, "x", [5]])
+def test_architectures_that_are_no_names(
+    folder: Path, architectures: Any, quantization: dict[str, Any]
+) -> None:
+    change_config(folder, architectures=architectures)
+    (folder / "hf_quant_config.json").write_text(json.dumps(quantization))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json|unsupported architecture"):
+        open_checkpoint(ModelConfig(model=str(folder)))
+    load_defaults(ModelSource(folder), None)
 
 
 @pytest.mark.parametrize(

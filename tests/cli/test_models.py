@@ -9,10 +9,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from benchmarks.formats.hub_copy import save_quantized
+from benchmarks.formats.hub_writers import FORMATS
 from huggingface_hub.utils import SafetensorsFileMetadata, SafetensorsRepoMetadata, TensorInfo
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.cli.main import main
@@ -22,8 +24,10 @@ from legato.engine.build.blueprint import Blueprint
 from legato.engine.build.cpu import cpu_runtime
 from legato.engine.build.runtime import ModelRuntime
 from legato.model.architectures import ARCHITECTURES
+from legato.model.native_kernels import native_instructions
 from legato.model.states import make_states
 from tests.families.tiny import MODELS, random_model
+from tests.model.conftest import TINY
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +253,55 @@ def test_a_probe_of_a_large_model_loads_its_first_layers_alone(
     assert loaded[0] < whole.num_layers
     part = dry_run.first_layers(open_checkpoint(ModelConfig(model=str(tmp_path))), loaded[0])
     assert bool(part.decoder_spec.states) == bool(whole.states)
+
+
+def test_quantized_weights_are_counted_without_those_of_images(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
+    save_quantized(LlamaForCausalLM(LlamaConfig(**TINY | sizes)), tmp_path, FORMATS["GPTQ"])
+    described, path = tmp_path / "config.json", tmp_path / "model.safetensors"
+    config = json.loads(described.read_text())
+    outer = {"quantization_config": config.pop("quantization_config")}
+    outer |= {"architectures": ["LlavaForConditionalGeneration"], "text_config": config}
+    described.write_text(json.dumps(outer))
+    alone = model_report.report_model(ModelConfig(model=str(tmp_path)))
+    save_file({**load_file(path), "vision_tower.weight": torch.zeros(512, 512)}, path)
+    beside = model_report.report_model(ModelConfig(model=str(tmp_path)))
+    assert beside.weight_bytes == alone.weight_bytes
+
+
+def test_a_dry_run_counts_weights_as_layers_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's layers widen codes; weights that are rounded here have a plain embedding."""
+    monkeypatch.setattr(dry_run, "_probe", lambda _: None)
+
+    def num_bytes(**model: Any) -> int:
+        return dry_run.dry_run(EngineConfig.of(max_model_len=64, **model)).weight_bytes
+
+    report = model_report.report_model(ModelConfig())
+    assert num_bytes(kernels="torch") == num_bytes(kernels="torch", quantization="gguf")
+    assert num_bytes(kernels="torch") == report.widened_weight_bytes
+    assert num_bytes(dtype="float32") >= 4 * report.num_parameters
+    if native_instructions():
+        assert num_bytes() == report.weight_bytes < num_bytes(quantization="none")
+        codes = 34 / 32 * report.num_parameters
+        assert num_bytes(quantization="int8") == int(codes) + 2 * 49_152 * 576
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (("--quantization", "fp8"), "quantization fp8 is for GPUs"),
+        (("--quantization", "w8a8", "--kernels", "torch"), "w8a8 needs native kernels"),
+        (("--speculative-model", "/nonexistent"), "there is no model at '/nonexistent'"),
+        (("--tensor-parallel-size", "7"), "cannot be divided among 7 ranks"),
+    ],
+)
+def test_a_dry_run_refuses_once_what_a_start_refuses(
+    flags: tuple[str, ...], refusal: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(folder), "--dry-run", "--port", "0", *flags]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert refusal in shown.partition("refused 1 ")[2]
+    assert "refused 2" not in shown
 
 
 def test_a_dry_run_says_all_that_is_refused(

@@ -7,6 +7,7 @@ of every string, which takes seconds for a vocabulary; this module reads the hea
 import math
 import mmap
 import struct
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,12 @@ class GGUFFile:
         return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
     def release(self) -> None:
-        """Give back the memory of the file's pages. A page that is read again is mapped again."""
-        self._data.madvise(mmap.MADV_DONTNEED)
+        """Give back the memory of the file's pages. A page that is read again is mapped again.
+
+        Pages that are locked stay in memory.
+        """
+        with suppress(OSError):
+            self._data.madvise(mmap.MADV_DONTNEED)
 
     def _bytes(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]

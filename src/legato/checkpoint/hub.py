@@ -6,12 +6,13 @@ from msgspec.structs import replace
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import read_spec, weight_shapes
 from legato.checkpoint.hugging_face import (
+    kept_bytes,
     num_labels,
     read_config,
     without_output,
 )
 from legato.checkpoint.quantization_config import method_of, schemes_of
-from legato.checkpoint.scheme import Header, num_bytes
+from legato.checkpoint.scheme import Header
 from legato.checkpoint.source import configured_source
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -59,7 +60,7 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
         quantization=method_of(text) if is_quantized else "",
         generates=has_output,
         num_labels=num_labels(headers),
-        kept_bytes={name: num_bytes(header) for name, header in headers.items()},
+        kept_bytes=kept_bytes(headers, contents),
         keys=key_use(contents) if isinstance(spec, DecoderSpec) else KeyUse(),
     )
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.quantization_config import is_quantized, method_of, schemes_of
-from legato.checkpoint.scheme import Header
+from legato.checkpoint.scheme import Header, num_bytes
 from legato.checkpoint.weight_files import WeightFiles, dtype_named
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
@@ -25,7 +25,7 @@ from legato.model.config_keys import key_use
 from legato.model.description import Description
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Transform, drop, prefix, rename, shapes_after, transformed
-from legato.model.wrappers import TIED
+from legato.model.wrappers import TIED, media_prefixes
 
 _HEAD, _BARE = "score.weight", "embed_tokens.weight"
 _EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -89,7 +89,7 @@ def open_hf_checkpoint(folder: Path, served_len: int | None = None) -> Checkpoin
         generates=has_output,
         num_labels=labels,
         read_head=(lambda: files.read(_HEAD)) if labels else None,
-        kept_bytes=files.kept_bytes,
+        kept_bytes=kept_bytes(files.headers, contents),
         unused=_unused(files.others, changes),
         keys=key_use(contents),
     )
@@ -118,6 +118,16 @@ def without_output(
 
 def _module(weight: str) -> str:
     return weight.removesuffix(".weight")
+
+
+def kept_bytes(headers: Mapping[str, Header], contents: dict[str, Any]) -> dict[str, int]:
+    """Return the size of each tensor of the text model in its file; key the name.
+
+    Args:
+        contents: of config.json.
+    """
+    others = media_prefixes(contents)
+    return {name: num_bytes(own) for name, own in headers.items() if not name.startswith(others)}
 
 
 def num_labels(headers: Mapping[str, Header]) -> int:
@@ -163,12 +173,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     ModelOpt may describe its quantized matrices in a file of their own.
     """
-    contents = read_json(folder / "config.json")
+    path = folder / "config.json"
+    contents = read_json(path)
     if not contents:
         raise UnsupportedModelError(f"{folder} has no config.json")
     apart = read_json(folder / "hf_quant_config.json").get("quantization")
-    if isinstance(apart, dict) and not is_quantized(text_config(contents)):
-        contents["quantization_config"] = {"quant_method": "modelopt", **apart}
+    with refusing_what_fails(path):
+        if isinstance(apart, dict) and not is_quantized(text_config(contents)):
+            contents["quantization_config"] = {"quant_method": "modelopt", **apart}
     return contents
 
 

@@ -1,6 +1,7 @@
 """Matrices of integer codes: AWQ, GPTQ, and those of compressed-tensors."""
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
@@ -79,7 +80,7 @@ class Gptq:
         columns, words, scales = (headers.get(name) for name in ("g_idx", "qweight", "scales"))
         if columns is None or words is None or scales is None or not (words.shape and scales.shape):
             return self
-        (depth,), num_groups = columns.shape or (0,), scales.shape[0]
+        depth, num_groups = math.prod(columns.shape), scales.shape[0]
         bits = _WORD * words.shape[0] // (depth or 1)
         if bits not in GPTQ_BITS or not num_groups or depth % num_groups:
             return self

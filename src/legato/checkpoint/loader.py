@@ -105,12 +105,7 @@ def load_model(
         UnsupportedModelError: tensors are missing, unexpected or of the wrong shape, or have values
             that are not finite.
     """
-    if quantization == "fp8" and device.type == "cpu":
-        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8")
-    if quantization in _ROUNDING_ROWS and kernels is None:
-        raise ConfigError(
-            f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
-        )
+    check_quantization(quantization, device, has_kernels=kernels is not None)
     if kernels is None and device.type == "cpu" and checkpoint.keeps_codes(quantization):
         _log_widened(f"{checkpoint.name}: PyTorch's layers compute with widened weights")
         quantization = "none"
@@ -122,6 +117,27 @@ def load_model(
             device=device,
             quantization=quantization,
             communicator=communicator,
+        )
+
+
+def check_quantization(
+    quantization: Quantization | None, device: torch.device, *, has_kernels: bool
+) -> None:
+    """Raise `ConfigError` if a device cannot compute with weights quantized this way.
+
+    Args:
+        has_kernels: whether native kernels compute a CPU's layers, or products of them.
+    """
+    if device.type != "cpu":
+        if quantization in _ROUNDING_ROWS:
+            raise ConfigError(
+                f"quantization {quantization} is for CPUs; a GPU takes int8, int4 and fp8"
+            )
+    elif quantization == "fp8":
+        raise ConfigError("quantization fp8 is for GPUs; a CPU takes int8, int4, w8a8 and w4a8")
+    elif quantization in _ROUNDING_ROWS and not has_kernels:
+        raise ConfigError(
+            f"quantization {quantization} needs native kernels; PyTorch's layers take int8 and int4"
         )
 
 
@@ -140,10 +156,8 @@ def fill_model(
         ConfigError: w8a8 or w4a8 on a GPU.
         UnsupportedModelError: as `load_model`.
     """
-    if quantization in _ROUNDING_ROWS and device.type != "cpu":
-        raise ConfigError(
-            f"quantization {quantization} is for CPUs; a GPU takes int8, int4 and fp8"
-        )
+    if device.type != "cpu":
+        check_quantization(quantization, device, has_kernels=False)
     check_shapes(checkpoint)
     if checkpoint.unused and communicator.rank == 0:
         logger.info("%s: not used are %s", checkpoint.name, ", ".join(checkpoint.unused))

@@ -119,8 +119,15 @@ NAMES: Mapping[str, str] = {
 
 def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
     """Return the class with images or sounds that config.json names; None for any other."""
-    name = (config.get("architectures") or [""])[0]
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     return WRAPPERS.get(name) if isinstance(name, str) else None
+
+
+def media_prefixes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return how the tensors begin that the text model does not have; empty for other classes."""
+    wrapper = wrapper_of(config)
+    return () if wrapper is None else wrapper.prefixes
 
 
 def part_of(config: Mapping[str, Any]) -> str:

@@ -33,6 +33,20 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
     Args:
         kernels: the model's kernels, whose threads the draft model shares.
     """
+    own = draft_blueprint(blueprint, name)
+    if kernels is not None and why_not_native(own.checkpoint.spec, own.dtype, own.device):
+        kernels = None
+    model = load_cpu_model(own, kernels)
+    return LoadedDraft(own, model, configured_cache(own, model.cache))
+
+
+def draft_blueprint(blueprint: Blueprint, name: str) -> Blueprint:
+    """Return the blueprint of the draft model of that name, whose weights are not read yet.
+
+    Raises:
+        ConfigError: it cannot draft for the model.
+        UnsupportedModelError: Legato cannot run it.
+    """
     config = _config(blueprint.config.model, name)
     checkpoint = open_checkpoint(config)
     vocab_size, own_size = blueprint.checkpoint.spec.vocab_size, checkpoint.spec.vocab_size
@@ -49,17 +63,13 @@ def load_draft(blueprint: Blueprint, name: str, kernels: NativeKernels | None) -
             "draft model cannot"
         )
     _check_tokens(blueprint.config.model, config)
-    own = replace(
+    return replace(
         blueprint,
         config=msgspec.structs.replace(blueprint.config, model=config),
         checkpoint=checkpoint,
         dtype=resolve_dtype(config, checkpoint),
         max_model_len=min(blueprint.max_model_len, checkpoint.spec.max_model_len),
     )
-    if kernels is not None and why_not_native(checkpoint.spec, own.dtype, own.device):
-        kernels = None
-    model = load_cpu_model(own, kernels)
-    return LoadedDraft(own, model, configured_cache(own, model.cache))
 
 
 def make_draft_model(draft: LoadedDraft, num_blocks: int) -> DraftModel:

@@ -19,6 +19,7 @@ import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.described import weight_shapes
+from legato.checkpoint.loader import check_quantization
 from legato.core.config import EngineConfig, Quantization
 from legato.core.control_groups import usable_cores
 from legato.core.errors import ConfigError, UnsupportedModelError
@@ -27,8 +28,15 @@ from legato.core.serve_flags import command_line, serve_flags
 from legato.engine.build.blueprint import Blueprint, draw_blueprint
 from legato.engine.build.cpu import cpu_runtime
 from legato.engine.build.cpu_model import native_kernels
+from legato.engine.build.draft import draft_blueprint
 from legato.engine.build.kv_cache import configured_cache, make_kv_manager
-from legato.engine.build.model_report import ModelReport, report_model
+from legato.engine.build.model_report import (
+    ModelReport,
+    embedding_of,
+    parameter_sizes,
+    report_model,
+    widened_weight_bytes,
+)
 from legato.engine.build.recurrent import check_recurrent
 from legato.engine.build.start_timer import StartTimer
 from legato.executor.cache_memory import cpu_cache_bytes
@@ -115,7 +123,15 @@ def dry_run(config: EngineConfig) -> DryRun:
         with _noting(refusals):
             native = native_kernels(blueprint)
             kernels = "torch" if native is None else native.instructions
-    weight_bytes = _weight_bytes(report, config.model.quantization)
+        if config.model.speculative_model is not None:
+            with _noting(refusals):
+                draft_blueprint(blueprint, config.model.speculative_model)
+    if kernels:
+        with _noting(refusals):
+            check_quantization(
+                config.model.quantization, blueprint.device, has_kernels=kernels != "torch"
+            )
+    weight_bytes = _weight_bytes(blueprint, report, kernels)
     free_bytes = free_memory_bytes() if is_on_cpu else torch.cuda.mem_get_info(blueprint.device)[0]
     if weight_bytes > free_bytes:
         refusals.append(
@@ -188,13 +204,30 @@ def _noting(refusals: list[str]) -> Iterator[None]:
     try:
         yield
     except (ConfigError, UnsupportedModelError) as error:
-        refusals.append(str(error))
+        if str(error) not in refusals:
+            refusals.append(str(error))
 
 
-def _weight_bytes(report: ModelReport, quantization: Quantization | None) -> int:
-    if quantization in _BITS:
-        return int(report.num_parameters * _BYTES_OF_BITS[_BITS[quantization]])
-    return report.widened_weight_bytes if quantization == "none" else report.weight_bytes
+def _weight_bytes(blueprint: Blueprint, report: ModelReport, kernels: str) -> int:
+    """Return the memory of the weights; PyTorch's layers widen quantized ones."""
+    quantization, checkpoint = blueprint.config.model.quantization, blueprint.checkpoint
+    if kernels != "torch" and quantization in _BITS:
+        return _rounded_weight_bytes(checkpoint, blueprint.dtype, _BITS[quantization])
+    if kernels != "torch" and checkpoint.keeps_codes(quantization):
+        return report.weight_bytes
+    return widened_weight_bytes(checkpoint, blueprint.dtype)
+
+
+def _rounded_weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, bits: int) -> int:
+    """Return the memory of weights rounded at the start; the embedding stays plain.
+
+    The output projection has 8 bits, also where it is a copy of the embedding.
+    """
+    sizes, spec = parameter_sizes(checkpoint), checkpoint.spec
+    embedding = sizes.pop(embedding_of(spec))
+    head = embedding if spec.tie_word_embeddings else sizes.pop(_HEADS[0], 0)
+    codes = head * _BYTES_OF_BITS[8] + sum(sizes.values()) * _BYTES_OF_BITS[bits]
+    return embedding * dtype.itemsize + int(codes)
 
 
 def _cache(blueprint: Blueprint, weight_bytes: int, free_bytes: int) -> tuple[int, int]:

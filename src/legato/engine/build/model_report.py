@@ -16,6 +16,7 @@ from legato.model import native_support as native
 from legato.model.config_keys import KeyUse
 from legato.model.packed_linear import can_pack
 from legato.model.spec import DecoderSpec
+from legato.model.transformers_spec import TransformersSpec
 
 _EMBEDDING = "model.embed_tokens.weight"
 _EXPERT = ".mlp.experts."
@@ -102,8 +103,10 @@ def report_model(config: ModelConfig) -> ModelReport:
         cpu_layers=cpu_layers,
         why_not_native=reason,
         why_not_gpu=why_not_gpu,
-        weight_bytes=_weight_bytes(checkpoint, keeps_codes=checkpoint.is_quantized and keeps_codes),
-        widened_weight_bytes=_weight_bytes(checkpoint, keeps_codes=False),
+        weight_bytes=_weight_bytes(
+            checkpoint, dtype, keeps_codes=checkpoint.is_quantized and keeps_codes
+        ),
+        widened_weight_bytes=widened_weight_bytes(checkpoint, dtype),
         cache_token_bytes=cache.token_bytes,
         cache_bytes=sum(
             group.cache.token_bytes * (group.window or spec.max_model_len)
@@ -130,25 +133,33 @@ def _returns(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (*text, "embeddings", *scores)
 
 
-def _weight_bytes(checkpoint: Checkpoint, *, keeps_codes: bool) -> int:
+def widened_weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Return the memory of the weights in a dtype, in layers on a CPU."""
+    return _weight_bytes(checkpoint, dtype, keeps_codes=False)
+
+
+def _weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, *, keeps_codes: bool) -> int:
     """Return the memory of the weights in layers on a CPU.
 
     The embedding stays plain. Native and packed layers keep a tied one a second time, laid out for
     the output projection.
     """
     sizes, spec = parameter_sizes(checkpoint), checkpoint.spec
-    embedding = _EMBEDDING if isinstance(spec, DecoderSpec) else spec.embedding
-    itemsize = checkpoint.dtype.itemsize
+    embedding = embedding_of(spec)
+    itemsize = dtype.itemsize
     plain_embedding = sizes[embedding] * itemsize
     kept = checkpoint.kept_bytes
     head = kept.get(embedding, plain_embedding) if keeps_codes else plain_embedding
     has_copy = spec.tie_word_embeddings and (
-        keeps_codes
-        or can_pack(checkpoint.dtype, _CPU)
-        or not native.why_not_native(spec, checkpoint.dtype, _CPU)
+        keeps_codes or can_pack(dtype, _CPU) or not native.why_not_native(spec, dtype, _CPU)
     )
     total = sum(kept.values()) if keeps_codes else sum(sizes.values()) * itemsize
     return total + plain_embedding - head + (head if has_copy else 0)
+
+
+def embedding_of(spec: DecoderSpec | TransformersSpec) -> str:
+    """Return the name of the embedding matrix."""
+    return _EMBEDDING if isinstance(spec, DecoderSpec) else spec.embedding
 
 
 def parameter_sizes(checkpoint: Checkpoint) -> dict[str, int]:
