@@ -87,7 +87,7 @@ class OllamaTurn(NotedAnswer, frozen=True, kw_only=True):
     model: str
     created_at: datetime
     done: bool
-    done_reason: Literal["stop", "length"] | UnsetType = UNSET
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
     load_duration: int | UnsetType = UNSET
     prompt_eval_count: int | UnsetType = UNSET
