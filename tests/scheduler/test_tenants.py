@@ -22,6 +22,7 @@ from legato.scheduler.tenants import (
 )
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
+from tests.scheduler.probes import EPYC
 from tests.scheduler.step_times import calibrate, truth
 
 MACHINE = StepCosts(
@@ -329,3 +330,30 @@ def test_tenants_are_forgotten_and_told_of_in_bounded_number() -> None:
     assert len(harness.scheduler._tenants) <= _MOST_KNOWN
     told = [tenant.name for tenant in harness.scheduler.stats.tenants]
     assert told == [*(f"t{i}" for i in range(_MOST_SHOWN)), OTHER_TENANTS]
+
+
+def test_best_effort_streams_do_not_let_a_flood_hold_up_another_tenant() -> None:
+    """Seen: three of them counted as thirty, so the flood ran less than another, and went first."""
+    harness = Harness(
+        budget=512,
+        max_num_seqs=16,
+        num_blocks=20_000,
+        block_size=16,
+        max_model_len=4096,
+        step_time=StepTimeModel(calibrate(EPYC, 4096)),
+        step_time_s=truth(EPYC, lambda: 1.0),
+        itl_slo_s=0.2,
+        max_wait_s=2.0,
+    )
+    harness.add("known", 50, 1, tenant="b")
+    for number in range(3):
+        harness.add(f"rest {number}", 20, 2000, tenant="c", slo_class="batch")
+    harness.step()
+    for number in range(40):
+        harness.add(f"flood {number}", 400, 100, tenant="a")
+    while harness.clock() < 4.0:
+        harness.step()
+    harness.add("short", 50, 5, tenant="b")
+    while not harness.tokens["short"]:
+        harness.step()
+    assert harness.clock() < 4.5

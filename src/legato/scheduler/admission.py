@@ -130,7 +130,10 @@ class Admission:
     def _find_owed(self) -> Request | None:
         if len(self._queues.tenants) == 1:
             return None
-        most = max((t.running_by_weight for t in self._queues.running_tenants), default=0.0)
+        # Best-effort streams yield to promised requests anyway, and weigh a tenth: their number
+        # would make a tenant that floods the engine one that runs less than another.
+        promised = (one for one in self._queues.running_tenants if not one.is_best_effort)
+        most = max((tenant.running_by_weight for tenant in promised), default=0.0)
         heads = [
             line[0]
             for tenant, line in self._queues.lines()
