@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.cli.flags import add_engine_flags, engine_config
+from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
@@ -46,6 +46,17 @@ _OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     "weights": st.dictionaries(_NAMES, st.floats(0.001, 1000.0), max_size=3),
     "classes": st.dictionaries(st.text(min_size=1), _classes, max_size=3),
 }
+
+
+_SERVED = EngineConfig.of(bounds_gaps=True)
+"""What `legato serve` runs without flags."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    add_server_flags(parser)
+    return parser
 
 
 def _values(field: Field) -> st.SearchStrategy[Any]:
@@ -88,11 +99,9 @@ def _configs(draw: st.DrawFn, name: str) -> EngineConfig:
 @given(data=st.data())
 def test_flags_make_the_configuration_again(name: str, data: st.DataObject) -> None:
     config = data.draw(_configs(name))
-    parser = argparse.ArgumentParser()
-    add_engine_flags(parser)
     flags = serve_flags(config)
-    assert flags
-    assert engine_config(parser.parse_args(flags)) == config
+    assert bool(flags) is (config != _SERVED)
+    assert engine_config(_parser().parse_args(flags)) == config
 
 
 def test_flags_are_as_one_would_type_them() -> None:
@@ -110,6 +119,15 @@ def test_flags_are_as_one_would_type_them() -> None:
     )
 
 
+def test_gaps_that_nothing_bounds_are_said() -> None:
+    """Seen: `--itl-slo off` was lost, and the printed command bounded gaps."""
+    assert serve_flags(EngineConfig()) == ["--itl-slo", "off"]
+    assert serve_flags(EngineConfig.of(tpot_slo_s=0.05)) == [
+        *("--itl-slo", "off", "--tpot-slo", "50ms")
+    ]
+
+
 def test_what_is_by_default_is_not_said() -> None:
-    assert serve_flags(EngineConfig()) == []
+    assert engine_config(_parser().parse_args([])) == _SERVED
+    assert serve_flags(_SERVED) == []
     assert command_line(["--model", "a b"]) == "legato serve --model 'a b'"

@@ -144,6 +144,18 @@ def test_gaps_are_bounded_without_a_promise(decode_row_s: float, longest_s: floa
     assert chunks[True] < chunks[False]
 
 
+@pytest.mark.parametrize("bounds_gaps", [False, True])
+def test_a_prompt_goes_on_without_a_promise_however_many_keys_it_reads(bounds_gaps: bool) -> None:
+    costs = StepCosts(step_s=0.015, row_s=(1e-4,) * 5, context_s=1.5e-6, area_s=7e-8)
+    budget = StepBudget(StepTimeModel(calibrate(costs, MAX_LEN)), 4096, bounds_gaps=bounds_gaps)
+    step = step_shape(num_decodes=1, context=100)
+    for start in (0, 100_000, 1_000_000):
+        assert budget.max_chunk(step, start, 4096, UNLIMITED) >= 16
+        assert budget.max_chunk(step, start, 5, UNLIMITED) == 5
+    step.add_prefill(1_000_000, 16, samples=False)
+    assert budget.max_chunk(step, 1_000_000, 4096, UNLIMITED) == 0
+
+
 def test_a_bound_whose_cost_is_unknown_is_a_small_chunk() -> None:
     budget = StepBudget(StepTimeModel(), 4096, bounds_gaps=True)
     assert budget.max_chunk(step_shape(num_decodes=1, context=100), 0, 4096, UNLIMITED) == 32

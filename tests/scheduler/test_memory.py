@@ -18,11 +18,13 @@ from legato.executor.simulated import SimulatedExecutor, VirtualClock, simulated
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.expected_ends import ExpectedEnds, OutputLengths
 from legato.scheduler.scheduler import Scheduler
+from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.profiles import PROFILES
 from tests.scheduler.harness import Harness
 from tests.scheduler.requests import MAX_MODEL_LEN as LONGEST
 from tests.scheduler.requests import waiting_request
+from tests.scheduler.step_times import steady_model, truth
 
 BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_REQUESTS = 32, 4096, 64, 150
 MANY_TOKENS = 2**31
@@ -261,6 +263,28 @@ def arrivals(*, told: bool) -> list[AddRequest]:
             AddRequest(request_id=str(number), prompt_token_ids=token_array(prompt), params=params)
         )
     return requests
+
+
+@pytest.mark.parametrize("num_blocks", [8, 11])
+def test_a_stream_that_has_waited_long_may_preempt_others_that_wait(num_blocks: int) -> None:
+    costs = StepCosts(step_s=0.01, row_s=(0.0,) * 5, decode_row_s=0.03)
+    harness = Harness(
+        num_blocks=num_blocks,
+        block_size=4,
+        max_model_len=32,
+        itl_slo_s=0.06,  # a best-effort stream does not fit beside the promised one
+        max_wait_s=0.1,
+        admission_optimism=1.0,
+        step_time=steady_model(costs, 32),
+        step_time_s=truth(costs, lambda: 1.0),
+    )
+    for number in range(4):
+        harness.add(f"rest {number}", 1, 20, slo_class="batch")
+    for _ in range(3):
+        harness.step()
+    harness.add("promised", 2, 30)
+    harness.drain()
+    assert any(plan.preempted for plan in harness.plans)
 
 
 SCARCE = 236

@@ -1,15 +1,22 @@
 """A step says how much still fits, and takes one chunk of each request."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.budget import StepBudget
 from legato.scheduler.step import Step
+from legato.scheduler.step_costs import StepCosts
+from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import Draft
 from tests.kv import windowed
 from tests.kv.requests import request_for
+from tests.profiles import examples
+from tests.scheduler.requests import waiting_request
+from tests.scheduler.step_times import calibrate
 
 BLOCK_SIZE = 4
 
@@ -81,3 +88,26 @@ def test_a_chunk_without_blocks_of_windows_changes_nothing() -> None:
     assert step.becoming_streams == [request]
     [chunk] = step.chunks
     assert [len(table) for table in chunk.window_block_ids] == [4, 4]
+
+
+COSTS = StepCosts(step_s=0.01, row_s=(1e-4,) * 5, decode_row_s=1e-3, decode_context_s=1e-6)
+MODEL = StepTimeModel(calibrate(COSTS, 4000))
+
+
+@given(
+    contexts=st.lists(st.sampled_from([1, 100, 10_000, 100_000]), min_size=1, max_size=40),
+    limit_s=st.floats(-0.01, 0.1),
+)
+@examples(100)
+def test_as_many_streams_fit_as_end_in_time_one_more_at_a_time(
+    contexts: list[int], limit_s: float
+) -> None:
+    budget, num_fitting, shape = StepBudget(MODEL, 64), 0, StepShape()
+    for context in contexts:
+        shape.add_decode(context)
+        if not budget.fits_decode(shape, limit_s):
+            break
+        num_fitting += 1
+    step = Step(KVCacheManager(8, BLOCK_SIZE), budget, limit_s=limit_s)
+    streams = [waiting_request(prompt_len=context) for context in contexts]
+    assert step.num_fitting(streams) == num_fitting

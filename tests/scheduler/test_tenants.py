@@ -22,6 +22,7 @@ from legato.scheduler.tenants import (
 )
 from tests.profiles import examples
 from tests.scheduler.harness import Harness
+from tests.scheduler.probes import EPYC
 from tests.scheduler.step_times import calibrate, truth
 
 MACHINE = StepCosts(
@@ -329,3 +330,43 @@ def test_tenants_are_forgotten_and_told_of_in_bounded_number() -> None:
     assert len(harness.scheduler._tenants) <= _MOST_KNOWN
     told = [tenant.name for tenant in harness.scheduler.stats.tenants]
     assert told == [*(f"t{i}" for i in range(_MOST_SHOWN)), OTHER_TENANTS]
+
+
+def wait_beside_flood_s(num_streams: int, weight: float, slo_class: str) -> float:
+    """How long a short prompt of b waits beside a flood of a, and long streams of c."""
+    harness = Harness(
+        budget=512,
+        max_num_seqs=16,
+        num_blocks=20_000,
+        block_size=16,
+        max_model_len=4096,
+        step_time=StepTimeModel(calibrate(EPYC, 4096)),
+        step_time_s=truth(EPYC, lambda: 1.0),
+        itl_slo_s=0.2,
+        max_wait_s=2.0,
+        tenant_weights={"c": weight},
+    )
+    harness.add("known", 50, 1, tenant="b")
+    for number in range(num_streams):
+        harness.add(f"long {number}", 20, 2000, tenant="c", slo_class=slo_class)
+    harness.step()
+    for number in range(40):
+        harness.add(f"flood {number}", 400, 100, tenant="a")
+    while harness.clock() < 4.0:
+        harness.step()
+    harness.add("short", 50, 5, tenant="b")
+    begun_s = harness.clock()
+    while not harness.tokens["short"]:
+        harness.step()
+    return harness.clock() - begun_s
+
+
+def test_best_effort_streams_do_not_let_a_flood_hold_up_another_tenant() -> None:
+    """Seen: three of them counted as thirty, so the flood ran less than another, and went first."""
+    assert wait_beside_flood_s(3, 1.0, "batch") < 0.5
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.1])
+def test_nobody_waits_longer_for_a_flood_that_runs_less_than_a_third_tenant(weight: float) -> None:
+    """Seen: a's oldest prompt went first while it ran 14 requests, since c ran more by weight."""
+    assert wait_beside_flood_s(6, weight, "interactive") < 2.0 + 0.5

@@ -10,12 +10,12 @@ from legato.core.slo import P99, SloClass, percentile
 
 
 def serve_flags(config: EngineConfig) -> list[str]:
-    """Return flags for all settings that differ from their defaults."""
+    """Return flags for all settings that differ from the server's defaults."""
     return [flag for name in engine_parts() for flag in part_flags(getattr(config, name))]
 
 
 def part_flags(part: Config) -> list[str]:
-    """Return flags for the settings of one part that differ from their defaults."""
+    """Return flags for the settings of one part that differ from the server's defaults."""
     flags: list[str] = []
     for field in fields_of(type(part)):
         value, behind = getattr(part, field.name), _behind(part, field)
@@ -34,8 +34,9 @@ def _behind(part: Config, field: Field) -> str:
     behind = {
         o.name: getattr(part, o.name) for o in fields_of(type(part)) if o.flag.behind == field.name
     }
-    if behind.pop("bounds_gaps", False):
-        return "auto"
+    bounds_gaps = behind.pop("bounds_gaps", True)  # a server's default, unlike the field's
+    if not (bounds_gaps or getattr(part, field.name)):
+        return "off"
     return "".join(map(_quantile, behind.values()))
 
 

@@ -40,9 +40,9 @@ class Admission:
         admitted, short_hits: as in `StepRecord`.
         preempted: in order.
         too_slow: the first step of streams whose pace was not admitted.
-        owed: the request that goes before all others: it has waited longest of the requests that
-            have waited as long as any may, of tenants that run less than another. If nothing of
-            its tenant runs, it begins at the cost of promises.
+        owed: the request that goes before all others. It has waited as long as any may, and its
+            tenant runs less than another: the least of such tenants. If nothing of its tenant
+            runs, it begins at the cost of promises.
     """
 
     def __init__(
@@ -130,7 +130,10 @@ class Admission:
     def _find_owed(self) -> Request | None:
         if len(self._queues.tenants) == 1:
             return None
-        most = max((t.running_by_weight for t in self._queues.running_tenants), default=0.0)
+        # Best-effort streams yield to promised requests anyway, and weigh a tenth: their number
+        # would make a tenant that floods the engine one that runs less than another.
+        promised = (one for one in self._queues.running_tenants if not one.is_best_effort)
+        most = max((tenant.running_by_weight for tenant in promised), default=0.0)
         heads = [
             line[0]
             for tenant, line in self._queues.lines()
@@ -141,7 +144,11 @@ class Admission:
             )
         ]
         waited = [request for request in heads if self.has_waited(request)]
-        return min(waited, key=lambda r: r.message.arrival_time_s, default=None)
+        return min(waited, key=self._owed_rank, default=None)
+
+    def _owed_rank(self, request: Request) -> tuple[float, float]:
+        running = self._queues.tenant(request).running_by_weight
+        return running, request.message.arrival_time_s
 
     def yielding(self) -> list[Request]:
         """Return the running requests that give way to the next one; none if that would not help.

@@ -96,7 +96,9 @@ class StepBudget:
             return small
         if limit_s == UNLIMITED:
             unpromised_s = self._unpromised_s(shape.without_prefill())
-            return self._model.longest_chunk(shape, start, unpromised_s, cap, has_margin=False)
+            fitting = self._model.longest_chunk(shape, start, unpromised_s, cap, has_margin=False)
+            # Deep in a long prompt, reading its keys may take all of that time.
+            return max(fitting, min(cap, MIN_CHUNK - shape.num_prefill_tokens))
         if self._is_lost(shape, limit_s):
             fitting = self._model.longest_chunk(shape, start, limit_s, cap, has_margin=False)
             return min(small, max(fitting, MIN_CHUNK - shape.num_prefill_tokens))

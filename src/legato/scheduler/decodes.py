@@ -101,7 +101,7 @@ class Decodes:
             self._add(step, [best_effort.pop(0)])
         least = self._queues.least()
         first, later = list[Request](), list[Request]()
-        for request in best_effort:
+        for request in filter(self._is_running, best_effort):  # others may have been preempted
             tenant = self._queues.tenant_of_running(request.request_id)
             is_first = least is None or tenant.counter_s <= least.counter_s
             (first if is_first else later).append(request)

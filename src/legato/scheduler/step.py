@@ -85,9 +85,12 @@ class Step:
             shape.add_decodes([request.num_expected_tokens for request in streams[:num_streams]])
             return not self._budget.fits_decode(shape, self.limit_s)
 
-        if is_late(1):
-            return 0
-        return bisect_left(range(2, len(streams) + 1), True, key=is_late) + 1
+        most = 1  # often few fit: the others have long contexts
+        while most < len(streams) and not is_late(most):
+            most *= 2
+        fitting = most // 2
+        most = min(most, len(streams))
+        return fitting + bisect_left(range(fitting + 1, most + 1), True, key=is_late)
 
     def prefill_room(self, start: int, wanted: int, *, kept: float = 0.0) -> int:
         """Return the most prefill tokens, up to `wanted`, for a chunk at position `start`.
