@@ -131,6 +131,15 @@ def test_a_request_without_a_prompt_loads_the_model(
     assert "keep_alive" in answer.headers["Warning"]
 
 
+def test_clients_in_go_send_every_field_that_they_know(http: httpx.Client) -> None:
+    asked = {"system": "", "template": "", "verbose": False, "options": None}
+    for names in ({"model": MODEL, "name": ""}, {"model": "", "name": MODEL}):
+        assert post(http, "/api/show", {**asked, **names})["details"]["family"] == "llama"
+        pulled = post(http, "/api/pull", {**names, "username": "", "password": ""})
+        assert pulled == {"status": "success"}
+    assert "model is missing" in post(http, "/api/show", {"model": "", "name": ""}, 400)
+
+
 def test_vectors(http: httpx.Client) -> None:
     known = http.post("/v1/embeddings", json={"input": "Hello"}).json()["data"][0]["embedding"]
     made = post(http, "/api/embed", {"input": ["Hello", "Hi"]})

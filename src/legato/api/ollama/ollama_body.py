@@ -56,7 +56,7 @@ _NAMES = {
 
 def _duration(value: Any) -> Any:
     if isinstance(value, str) and not _DURATION.fullmatch(value):
-        raise ValueError("must be seconds, or a duration such as 5m or -1")
+        raise ValueError("must be a number of seconds, or a duration such as 5m or -1m")
     return value
 
 
