@@ -119,11 +119,47 @@ def test_no_request_gets_more_than_the_most(reader_of: Reader, kind: Kind) -> No
     assert read(reader, kind, 50) == (50, [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "name"),
+    [
+        ("chat", {"messages": MESSAGES, "num_predict": 90}, "num_predict"),
+        ("chat", {"messages": MESSAGES, "max_tokens": 90, "num_predict": -1}, "max_tokens"),
+        *(
+            ("ollama_generate", {"prompt": "Hi", "raw": is_raw, "options": {"num_predict": 90}},
+             "options.num_predict")
+            for is_raw in (False, True)
+        ),
+    ],
+)  # fmt: skip
+def test_the_warning_has_the_name_that_the_client_sent(
+    reader_of: Reader, kind: Kind, body: dict[str, Any], name: str
+) -> None:
+    parts = reader_of(most=50).read(kind, msgspec.json.encode(body))
+    [warned] = [part for part in parts if isinstance(part, Warned)]
+    assert warned.param == name
+    assert warned.text.startswith(f"{name} is 90, of which")
+
+
 @MayBeOpen
 def test_the_most_bounds_a_request_without_a_limit(reader_of: Reader, kind: Kind) -> None:
     own = 16 if kind == "completions" else 50
     assert read(reader_of(most=50), kind) == (own, [])
     assert read(reader_of(default=80, most=50), kind) == (50, [])
+
+
+@MayBeOpen
+def test_a_default_is_never_below_the_least_that_is_asked_for(
+    reader_of: Reader, kind: Kind
+) -> None:
+    if kind == "generate":
+        least = {"sampling_params": {"min_tokens": 60}}
+        body = msgspec.json.encode({**BODIES[kind][0], **least})
+        [job] = [p for p in reader_of(default=40).read(kind, body) if isinstance(p, Job)]
+        assert job.params.max_tokens == 60
+    else:
+        assert read(reader_of(default=40), kind, min_tokens=60) == (60, [])
+        assert read(reader_of(of_model=40), kind, min_tokens=60) == (60, [])
+        assert read(reader_of(default=80), kind, min_tokens=60) == (80, [])
 
 
 def test_the_least_beyond_the_most_is_refused(reader_of: Reader) -> None:
