@@ -68,7 +68,10 @@ def test_open_webui_chats_and_makes_a_title(http: httpx.Client) -> None:
     assert http.get("/").text == http.get("/", headers={"Accept": "*/*"}).text
     assert http.get("/").text == "Ollama is running"
     assert http.head("/").status_code == 200
-    assert "<html" in http.get("/", headers={"Accept": "text/html"}).text
+    page = http.get("/", headers={"Accept": "text/html"})
+    assert "<html" in page.text
+    for answer in (page, http.get("/")):
+        assert (answer.headers["Vary"], answer.headers["Cache-Control"]) == ("Accept", "no-cache")
     [running] = http.get("/api/ps").json()["models"]
     assert running["name"] == running["model"] == MODEL
     assert running["size"] > 0 == running["size_vram"]
