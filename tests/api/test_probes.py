@@ -9,6 +9,7 @@ import pytest
 
 from legato.api.config import ServerConfig
 from legato.api.http_server import ListeningServer
+from legato.core.errors import ConfigError
 from tests.api.launch import ServerProcess
 
 
@@ -53,6 +54,18 @@ async def test_a_server_that_is_stopped_while_it_loads_listens_no_more() -> None
         with pytest.raises(httpx.ConnectError):
             async with httpx.AsyncClient() as other:
                 await other.get(f"{url}/livez")
+
+
+async def test_of_two_sockets_that_are_bound_at_once_the_later_is_refused() -> None:
+    with socket.socket() as first, socket.socket() as later:
+        for one in (first, later):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        later.bind(first.getsockname())
+        server = ListeningServer(ServerConfig(), first, {})
+        with pytest.raises(ConfigError, match="Address already in use"):
+            ListeningServer(ServerConfig(), later, {})
+        await server.stop()
 
 
 def test_the_probes_of_a_server_that_serves(server: ServerProcess) -> None:
