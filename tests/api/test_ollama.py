@@ -141,6 +141,11 @@ def test_clients_in_go_send_every_field_that_they_know(http: httpx.Client) -> No
         pulled = post(http, "/api/pull", {**names, "username": "", "password": ""})
         assert pulled == {"status": "success"}
     assert "model is missing" in post(http, "/api/show", {"model": "", "name": ""}, 400)
+    schema = {"type": "object", "required": None, "properties": None}
+    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+    chat = {"messages": QUESTION, "tools": tools, "options": {"num_predict": 1}}
+    assert post(http, "/api/chat", chat)[-1]["done"]
+    assert "tools.0" in post(http, "/api/chat", {"messages": QUESTION, "tools": [1]}, 400)
 
 
 def test_vectors(http: httpx.Client) -> None:

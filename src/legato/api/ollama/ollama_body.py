@@ -60,6 +60,17 @@ def _duration(value: Any) -> Any:
     return value
 
 
+def _without_nulls(tools: Any) -> Any:
+    """Remove what clients in Go send for a function without parameters: null for none."""
+    for tool in tools if isinstance(tools, list) else ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        schema = function.get("parameters") if isinstance(function, dict) else None
+        for name in ("properties", "required") if isinstance(schema, dict) else ():
+            if name in schema and schema[name] is None:
+                del schema[name]
+    return tools
+
+
 KeepAlive = Annotated[float | str, BeforeValidator(_duration)]
 
 
@@ -272,7 +283,7 @@ class OllamaChatRequest(OllamaGeneration):
         default_factory=list
     )
     """The conversation."""
-    tools: Tools | None = None
+    tools: Annotated[Tools, BeforeValidator(_without_nulls)] | None = None
     """[Functions](../guides/tools.md) that the model may call."""
 
     def chat(self) -> ChatBody:
