@@ -13,7 +13,8 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, SchedulerConfig
 from legato.core.errors import InvalidRequestError
-from legato.engine.process.engine_messages import CacheInfo, EngineInfo
+from legato.core.stats import CacheInfo
+from legato.engine.process.engine_messages import EngineInfo
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 MAX_MODEL_LEN = 256

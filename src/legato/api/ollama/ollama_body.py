@@ -65,9 +65,10 @@ def _without_nulls(tools: Any) -> Any:
     for tool in tools if isinstance(tools, list) else ():
         function = tool.get("function") if isinstance(tool, dict) else None
         schema = function.get("parameters") if isinstance(function, dict) else None
-        for name in ("properties", "required") if isinstance(schema, dict) else ():
-            if name in schema and schema[name] is None:
-                del schema[name]
+        if isinstance(schema, dict):
+            for name in ("properties", "required"):
+                if schema.get(name, "") is None:
+                    del schema[name]
     return tools
 
 
