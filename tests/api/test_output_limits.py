@@ -41,7 +41,10 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def reader_of(tokenizer: Tokenizer) -> Reader:
     def make(
-        default: int | None = None, most: int | None = None, of_model: int | None = None
+        default: int | None = None,
+        most: int | None = None,
+        of_model: int | None = None,
+        **sampling: Any,
     ) -> RequestReader:
         info = EngineInfo(
             model="m",
@@ -64,7 +67,7 @@ def reader_of(tokenizer: Tokenizer) -> Reader:
             message_special_tokens="text",
             unknown_fields="refuse",
         )
-        defaults = ModelDefaults(eos_token_ids=(2,), sampling={}, max_tokens=of_model)
+        defaults = ModelDefaults(eos_token_ids=(2,), sampling=sampling, max_tokens=of_model)
         return RequestReader(tokenizer, defaults, serving)
 
     return make
@@ -175,3 +178,12 @@ def test_a_prompt_is_cut_to_leave_room_for_what_the_request_gets(reader_of: Read
     parts = list(reader.read("completions", msgspec.json.encode(body)))
     [job] = [part for part in parts if isinstance(part, Job)]
     assert (len(job.prompts[0].token_ids), job.params.max_tokens) == (MAX_MODEL_LEN - 50, 50)
+
+
+def test_a_penalty_over_no_tokens_is_none_of_the_models_either(reader_of: Reader) -> None:
+    options = {"repeat_last_n": 0}
+    reader = reader_of(repetition_penalty=1.3)
+    for sent, penalty in (({}, 1.3), (options, 1), ({**options, "repeat_penalty": 2}, 1)):
+        body = msgspec.json.encode({"messages": MESSAGES, "options": sent})
+        [job] = [part for part in reader.read("ollama_chat", body) if isinstance(part, Job)]
+        assert job.params.repetition_penalty == penalty

@@ -178,7 +178,7 @@ class OllamaOptions(RequestModel):
         if self.seed == -1:
             fields["seed"] = None
         if self.repeat_last_n == 0:
-            fields["repetition_penalty"] = None
+            fields["repetition_penalty"] = 1
         if self.stop is not None:
             fields["stop"] = list(self.stop)
         return fields
