@@ -272,7 +272,7 @@ VALUES: dict[str, Any] = {
     **{f"Ollama{name}Request.stream": False for name in ("Chat", "Generate", "Named")},
     "options": {"seed": 2}, "format": "json",
     "truncate": True, "shift": True, "raw": True, "OllamaNamedRequest.name": "m",
-    "verbose": True, "insecure": True,
+    "verbose": True, "insecure": True, "username": "u", "password": "p",
     "OllamaOptions.repeat_penalty": 1.5, "OllamaOptions.repeat_last_n": 0,
     "OllamaOptions.num_predict": 7, "OllamaOptions.num_ctx": 4096,
     **{

@@ -68,7 +68,10 @@ def test_open_webui_chats_and_makes_a_title(http: httpx.Client) -> None:
     assert http.get("/").text == http.get("/", headers={"Accept": "*/*"}).text
     assert http.get("/").text == "Ollama is running"
     assert http.head("/").status_code == 200
-    assert "<html" in http.get("/", headers={"Accept": "text/html"}).text
+    page = http.get("/", headers={"Accept": "text/html"})
+    assert "<html" in page.text
+    for answer in (page, http.get("/")):
+        assert (answer.headers["Vary"], answer.headers["Cache-Control"]) == ("Accept", "no-cache")
     [running] = http.get("/api/ps").json()["models"]
     assert running["name"] == running["model"] == MODEL
     assert running["size"] > 0 == running["size_vram"]
@@ -129,6 +132,20 @@ def test_a_request_without_a_prompt_loads_the_model(
     answer = http.post(path, json={"model": MODEL, "keep_alive": "0s"})
     assert answer.json()["done_reason"] == "unload"
     assert "keep_alive" in answer.headers["Warning"]
+
+
+def test_clients_in_go_send_every_field_that_they_know(http: httpx.Client) -> None:
+    asked = {"system": "", "template": "", "verbose": False, "options": None}
+    for names in ({"model": MODEL, "name": ""}, {"model": "", "name": MODEL}):
+        assert post(http, "/api/show", {**asked, **names})["details"]["family"] == "llama"
+        pulled = post(http, "/api/pull", {**names, "username": "", "password": ""})
+        assert pulled == {"status": "success"}
+    assert "model is missing" in post(http, "/api/show", {"model": "", "name": ""}, 400)
+    schema = {"type": "object", "required": None, "properties": None}
+    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+    chat = {"messages": QUESTION, "tools": tools, "options": {"num_predict": 1}}
+    assert post(http, "/api/chat", chat)[-1]["done"]
+    assert "tools.0" in post(http, "/api/chat", {"messages": QUESTION, "tools": [1]}, 400)
 
 
 def test_vectors(http: httpx.Client) -> None:

@@ -13,7 +13,8 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, SchedulerConfig
 from legato.core.errors import InvalidRequestError
-from legato.engine.process.engine_messages import CacheInfo, EngineInfo
+from legato.core.stats import CacheInfo
+from legato.engine.process.engine_messages import EngineInfo
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 MAX_MODEL_LEN = 256
@@ -40,7 +41,10 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def reader_of(tokenizer: Tokenizer) -> Reader:
     def make(
-        default: int | None = None, most: int | None = None, of_model: int | None = None
+        default: int | None = None,
+        most: int | None = None,
+        of_model: int | None = None,
+        **sampling: Any,
     ) -> RequestReader:
         info = EngineInfo(
             model="m",
@@ -63,7 +67,7 @@ def reader_of(tokenizer: Tokenizer) -> Reader:
             message_special_tokens="text",
             unknown_fields="refuse",
         )
-        defaults = ModelDefaults(eos_token_ids=(2,), sampling={}, max_tokens=of_model)
+        defaults = ModelDefaults(eos_token_ids=(2,), sampling=sampling, max_tokens=of_model)
         return RequestReader(tokenizer, defaults, serving)
 
     return make
@@ -119,11 +123,47 @@ def test_no_request_gets_more_than_the_most(reader_of: Reader, kind: Kind) -> No
     assert read(reader, kind, 50) == (50, [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "name"),
+    [
+        ("chat", {"messages": MESSAGES, "num_predict": 90}, "num_predict"),
+        ("chat", {"messages": MESSAGES, "max_tokens": 90, "num_predict": -1}, "max_tokens"),
+        *(
+            ("ollama_generate", {"prompt": "Hi", "raw": is_raw, "options": {"num_predict": 90}},
+             "options.num_predict")
+            for is_raw in (False, True)
+        ),
+    ],
+)  # fmt: skip
+def test_the_warning_has_the_name_that_the_client_sent(
+    reader_of: Reader, kind: Kind, body: dict[str, Any], name: str
+) -> None:
+    parts = reader_of(most=50).read(kind, msgspec.json.encode(body))
+    [warned] = [part for part in parts if isinstance(part, Warned)]
+    assert warned.param == name
+    assert warned.text.startswith(f"{name} is 90, of which")
+
+
 @MayBeOpen
 def test_the_most_bounds_a_request_without_a_limit(reader_of: Reader, kind: Kind) -> None:
     own = 16 if kind == "completions" else 50
     assert read(reader_of(most=50), kind) == (own, [])
     assert read(reader_of(default=80, most=50), kind) == (50, [])
+
+
+@MayBeOpen
+def test_a_default_is_never_below_the_least_that_is_asked_for(
+    reader_of: Reader, kind: Kind
+) -> None:
+    if kind == "generate":
+        least = {"sampling_params": {"min_tokens": 60}}
+        body = msgspec.json.encode({**BODIES[kind][0], **least})
+        [job] = [p for p in reader_of(default=40).read(kind, body) if isinstance(p, Job)]
+        assert job.params.max_tokens == 60
+    else:
+        assert read(reader_of(default=40), kind, min_tokens=60) == (60, [])
+        assert read(reader_of(of_model=40), kind, min_tokens=60) == (60, [])
+        assert read(reader_of(default=80), kind, min_tokens=60) == (80, [])
 
 
 def test_the_least_beyond_the_most_is_refused(reader_of: Reader) -> None:
@@ -138,3 +178,12 @@ def test_a_prompt_is_cut_to_leave_room_for_what_the_request_gets(reader_of: Read
     parts = list(reader.read("completions", msgspec.json.encode(body)))
     [job] = [part for part in parts if isinstance(part, Job)]
     assert (len(job.prompts[0].token_ids), job.params.max_tokens) == (MAX_MODEL_LEN - 50, 50)
+
+
+def test_a_penalty_over_no_tokens_is_none_of_the_models_either(reader_of: Reader) -> None:
+    options = {"repeat_last_n": 0}
+    reader = reader_of(repetition_penalty=1.3)
+    for sent, penalty in (({}, 1.3), (options, 1), ({**options, "repeat_penalty": 2}, 1)):
+        body = msgspec.json.encode({"messages": MESSAGES, "options": sent})
+        [job] = [part for part in reader.read("ollama_chat", body) if isinstance(part, Job)]
+        assert job.params.repetition_penalty == penalty

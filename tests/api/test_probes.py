@@ -1,5 +1,6 @@
 """The three probes and the refusal of all else while the model loads."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -9,6 +10,9 @@ import pytest
 
 from legato.api.config import ServerConfig
 from legato.api.http_server import ListeningServer
+from legato.api.run import _started
+from legato.core.errors import ConfigError
+from legato.engine.client.engine import Engine
 from tests.api.launch import ServerProcess
 
 
@@ -53,6 +57,38 @@ async def test_a_server_that_is_stopped_while_it_loads_listens_no_more() -> None
         with pytest.raises(httpx.ConnectError):
             async with httpx.AsyncClient() as other:
                 await other.get(f"{url}/livez")
+
+
+async def test_of_two_sockets_that_are_bound_at_once_the_later_is_refused() -> None:
+    with socket.socket() as first, socket.socket() as later:
+        for one in (first, later):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        first.bind(("127.0.0.1", 0))
+        later.bind(first.getsockname())
+        server = ListeningServer(ServerConfig(), first, {})
+        with pytest.raises(ConfigError, match="Address already in use"):
+            ListeningServer(ServerConfig(), later, {})
+        await server.stop()
+
+
+async def test_an_engine_is_not_loaded_for_a_server_that_cannot_listen() -> None:
+    begun, is_ended = asyncio.Event(), False
+
+    async def start() -> Engine:
+        nonlocal is_ended
+        begun.set()
+        try:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+        finally:
+            is_ended = True
+
+    async def listen() -> None:
+        await begun.wait()
+        raise ConfigError("taken")
+
+    with pytest.raises(ConfigError, match="taken"):
+        await _started(start(), asyncio.create_task(listen()))
+    assert is_ended
 
 
 def test_the_probes_of_a_server_that_serves(server: ServerProcess) -> None:

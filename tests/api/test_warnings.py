@@ -203,9 +203,11 @@ def test_a_warning_is_one_line_of_log(thinking: ServerProcess) -> None:
     headers = {"X-Request-Id": "the-one-with-a-budget"}
     thinking.http.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
     [line] = [
-        line for line in thinking.log.read_text().splitlines() if "the-one-with-a-budget: " in line
+        line
+        for line in thinking.log.read_text().splitlines()
+        if "thinking_token_budget" in line and "the-one-with-a-budget" in line
     ]
-    assert line.endswith(f"thinking_token_budget {BUDGET}")
+    assert line.endswith(f": thinking_token_budget {BUDGET} [the-one-with-a-budget]")
 
 
 @pytest.mark.parametrize("place", [(), ("function",)])

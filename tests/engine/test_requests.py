@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +133,19 @@ def test_bad_words_are_spelled_at_the_beginning_and_inside() -> None:
     assert spelled.bad_words_token_ids == ((7,), (97, 98), (32, 97, 98), (99,), (32, 99))
     assert spelled.needs_values
     assert build([1], max_tokens=1)[0].params.bad_words == ()
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "is_called"),
+    [
+        ("m", "m", True),
+        ("m", "m:latest", True),
+        ("m:latest", "m", True),
+        ("m:latest", "m:latest", True),
+        ("m:8b", "m", False),
+        ("m", "m:8b", False),
+    ],
+)
+def test_a_name_without_a_tag_is_the_latest(served: str, asked: str, is_called: bool) -> None:
+    info = msgspec.structs.replace(INFO, served_model_names=(served,))
+    assert info.is_called(asked) is is_called

@@ -40,4 +40,4 @@ class Arrival:
         shown = "".join(char if char.isprintable() else "?" for char in text[:_MAX_WARNING_CHARS])
         if shown not in self.warnings:
             self.warnings.append(shown)
-            logger.info("request %s: %s", self.request_id, shown)
+            logger.info("%s", shown)  # the line of log has the request's id

@@ -84,11 +84,19 @@ class ListeningServer:
     Args:
         listener: a bound socket.
         parts_s: as of `LoadingApp`.
+
+    Raises:
+        ConfigError: another socket that was bound at the same time listens already.
     """
 
     def __init__(
         self, config: ServerConfig, listener: socket.socket, parts_s: Mapping[str, float]
     ) -> None:
+        try:
+            listener.listen()
+        except OSError as error:
+            where = f"{config.host}:{config.port}"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
         self._config = config
         self._listener = listener
         self._metrics: ServerMetrics | None = None

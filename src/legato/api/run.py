@@ -130,7 +130,7 @@ async def _serve(
         loaded = asyncio.create_task(text.loaded())
         listening = asyncio.create_task(_listening(config, listener, parts_s, behind=loaded))
         closing.push_async_callback(_stop, listening)
-        engine = await start_engine(loaded)
+        engine = await _started(start_engine(loaded), listening)
         closing.push_async_callback(engine.close)
         await text.serve(Serving.of(engine.info, config))
         return await (await listening).serve(engine, text, on_ready)
@@ -149,6 +149,20 @@ async def _start_engine(
         timeout_s=config.timeout_engine_s,
         on_part=parts_s.__setitem__,
     )
+
+
+async def _started(starting: Awaitable[Engine], listening: asyncio.Task[Any]) -> Engine:
+    """Wait for the engine, and for the server to listen; raises at once if it cannot."""
+    engine = asyncio.ensure_future(starting)
+    try:
+        await asyncio.wait([engine, listening], return_when=asyncio.FIRST_EXCEPTION)
+        if listening.done():
+            listening.result()
+        return await engine
+    finally:
+        if not engine.done():
+            engine.cancel()
+            await asyncio.wait([engine])
 
 
 async def _listening(

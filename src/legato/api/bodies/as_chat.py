@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from legato.api.job import Part, Warned
+from legato.api.job import End, Part, Warned
 from legato.core.errors import InvalidRequestError
 
 _INDEX = re.compile(r"\.(\d+)(?=\.|$)")
@@ -43,6 +43,14 @@ class ChatBody(NamedTuple):
         name = self._named(param)
         is_first = message.startswith(param)
         return name, name + message.removeprefix(param) if is_first else message
+
+    def renamed_parts(self, parts: Iterator[Part | End]) -> Iterator[Part | End]:
+        """Yield the parts; warnings about a field have the client's name of it."""
+        for part in parts:
+            if isinstance(part, Warned) and part.param is not None:
+                param, text = self.renamed(part.param, part.text)
+                part = Warned(text, param)
+            yield part
 
     def _named(self, param: str) -> str:
         """Return the client's name of a field, or of the innermost field around it that has one."""

@@ -433,7 +433,8 @@ class JobMaker:
     ) -> Generator[Warned, None, SamplingParams]:
         """Return the parameters with a limit of the output, if there is one; warn of a lower one.
 
-        A limit that the request does not name never exceeds the room in the context.
+        A limit that the request does not name never exceeds the room in the context. The default is
+        at least the request's `min_tokens`.
 
         Args:
             num_prompt_tokens: of the longest prompt.
@@ -446,7 +447,8 @@ class JobMaker:
                 f"{capped.max_tokens} (--max-output-tokens)",
                 name,
             )
-        limits = [n for n in (self._default_limit, serving.max_output_tokens) if n is not None]
+        default = self._default_limit and max(self._default_limit, params.min_tokens)
+        limits = [n for n in (default, serving.max_output_tokens) if n is not None]
         if capped.max_tokens is not None or not limits:
             return capped
         room = max(1, self._info.max_model_len - num_prompt_tokens)

@@ -5,14 +5,15 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import model_validator
 
-from legato.api.bodies.body_model import JobMaker, ModelRequest, Name
+from legato.api.bodies.body_model import AtMost, JobMaker, ModelRequest, Name, only
 from legato.api.http.errors import ApiError, invalid_request
 from legato.api.job import End, Part, answered
+from legato.api.limits import MAX_FIELDS
 from legato.core.errors import InvalidRequestError
 from legato.core.version import __version__
 
@@ -26,7 +27,7 @@ _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
 class OllamaNamedRequest(ModelRequest):
-    """A request about a model."""
+    """A request about a model. Clients in Go send every field that they know, if only empty."""
 
     name: Name | None = None
     """Old name of `model`."""
@@ -36,12 +37,21 @@ class OllamaNamedRequest(ModelRequest):
     """Changes nothing: the answer is one line."""
     insecure: bool = False
     """Changes nothing: nothing is downloaded."""
+    username: Name = ""
+    """Changes nothing: nothing is downloaded."""
+    password: Name = ""
+    """Changes nothing: nothing is downloaded."""
+    system: Annotated[str, only("")] = ""
+    """Not supported."""
+    template: Annotated[str, only("")] = ""
+    """Templates in Go are not supported."""
+    options: Annotated[dict[str, Any], AtMost(MAX_FIELDS)] | None = None
+    """Changes nothing: the model's own parameters are shown."""
 
     @model_validator(mode="after")
     def _check_name(self) -> "OllamaNamedRequest":
-        if self.model is None:
-            self.model = self.name
-        if self.model is None:
+        self.model = self.model or self.name
+        if not self.model:
             raise InvalidRequestError("model is missing", param="model")
         return self
 

@@ -56,8 +56,20 @@ _NAMES = {
 
 def _duration(value: Any) -> Any:
     if isinstance(value, str) and not _DURATION.fullmatch(value):
-        raise ValueError("must be seconds, or a duration such as 5m or -1")
+        raise ValueError("must be a number of seconds, or a duration such as 5m or -1m")
     return value
+
+
+def _without_nulls(tools: Any) -> Any:
+    """Remove what clients in Go send for a function without parameters: null for none."""
+    for tool in tools if isinstance(tools, list) else ():
+        function = tool.get("function") if isinstance(tool, dict) else None
+        schema = function.get("parameters") if isinstance(function, dict) else None
+        if isinstance(schema, dict):
+            for name in ("properties", "required"):
+                if schema.get(name, "") is None:
+                    del schema[name]
+    return tools
 
 
 KeepAlive = Annotated[float | str, BeforeValidator(_duration)]
@@ -166,7 +178,7 @@ class OllamaOptions(RequestModel):
         if self.seed == -1:
             fields["seed"] = None
         if self.repeat_last_n == 0:
-            fields["repetition_penalty"] = None
+            fields["repetition_penalty"] = 1
         if self.stop is not None:
             fields["stop"] = list(self.stop)
         return fields
@@ -272,7 +284,7 @@ class OllamaChatRequest(OllamaGeneration):
         default_factory=list
     )
     """The conversation."""
-    tools: Tools | None = None
+    tools: Annotated[Tools, BeforeValidator(_without_nulls)] | None = None
     """[Functions](../guides/tools.md) that the model may call."""
 
     def chat(self) -> ChatBody:

@@ -8,7 +8,7 @@ import msgspec
 from legato.api.bodies.answer_size import check_answer_size
 from legato.api.bodies.as_chat import ChatBody
 from legato.api.bodies.body_model import JobMaker, validated
-from legato.api.job import End, Job, JobPrompt, Part, Warned, packed
+from legato.api.job import End, Job, JobPrompt, Part, packed
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import naming_fields
 from legato.core.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ class ChatJobs(JobMaker):
             asked = validated(ChatRequest, {**shared, **chat.fields})
             for tool in asked.tools or ():
                 tool.function.input_grammar = chat.input_grammars.get(tool.function.name)
-            for part in self._read(
+            parts = self._read(
                 asked,
                 operation,
                 field_names=field_names,
@@ -66,11 +66,8 @@ class ChatJobs(JobMaker):
                 is_held=True,
                 bounds_output=bounds_output,
                 is_rendered=is_rendered,
-            ):
-                if isinstance(part, Warned) and part.param is not None:
-                    param, text = chat.renamed(part.param, part.text)
-                    part = Warned(text, param)
-                yield part
+            )
+            yield from chat.renamed_parts(parts)
 
     def num_tokens(self, chat: ChatBody, *, is_cut: bool) -> int:
         """Return the tokens of a chat's prompt. Args: is_cut: as of `ChatPrompts.make`."""
@@ -187,4 +184,6 @@ def _choice(request: ChatRequest) -> Any:
 
 def _limit_name(request: ChatRequest) -> str:
     """Return the name by which the client limits the output."""
-    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    if request.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return "num_predict" if (request.num_predict or 0) > 0 else "max_tokens"

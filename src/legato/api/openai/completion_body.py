@@ -110,7 +110,7 @@ class CompletionJobs(JobMaker):
         yield from self._read(self._parser.parse(CompletionRequest, body), is_rendered=is_rendered)
 
     def read_other(self, shared: Mapping[str, Any], body: ChatBody) -> Iterator[Part | End]:
-        """Yield the job of another API's request; by default, it takes all of the context.
+        """Yield warnings, and the job of another API's request, which by default fills the context.
 
         Args:
             shared: as of `ChatJobs.read_other`.
@@ -118,7 +118,7 @@ class CompletionJobs(JobMaker):
         """
         with body.naming_fields():
             request = validated(CompletionRequest, {**shared, **body.fields})
-            yield from self._read(request, bounds_output=True)
+            yield from body.renamed_parts(self._read(request, bounds_output=True))
 
     def _read(
         self,

@@ -22,6 +22,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
+    "Vary": "Accept",  # people and programs get different answers at the root
 }
 
 CHAT, DASHBOARD, REFERENCE, ROOT = "/chat", "/dashboard", "/docs", "/"
@@ -55,7 +56,8 @@ def pages_router(assets: dict[str, Asset]) -> APIRouter:
     async def serve(request: Request) -> Response:
         path = request.scope["path"]
         if path == ROOT and "text/html" not in request.headers.get("Accept", ""):
-            return PlainTextResponse(_OLLAMA)  # programs ask whether there is an Ollama
+            # Programs ask whether there is an Ollama.
+            return PlainTextResponse(_OLLAMA, headers=_HEADERS)
         asset = assets[path]
         return Response(asset.content, media_type=asset.media_type, headers=_HEADERS)
 

@@ -155,9 +155,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.served_model_names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return whether a request with this model name is for this engine."""
-        names = name, name.removesuffix(_LATEST)
-        return self.has_any_name or any(one in self.served_model_names for one in names)
+        """Return whether a request with this model name is for this engine.
+
+        As for Ollama, a name without a tag has the tag `latest`.
+        """
+        served = {one.removesuffix(_LATEST) for one in self.served_model_names}
+        return self.has_any_name or name.removesuffix(_LATEST) in served
 
 
 class StartPartEnded(msgspec.Struct, frozen=True, tag=True):
