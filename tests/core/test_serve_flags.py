@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.cli.flags import add_engine_flags, engine_config
+from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
 from legato.core.config import EngineConfig, engine_fields
 from legato.core.config_fields import Field
 from legato.core.errors import ConfigError
@@ -90,6 +90,7 @@ def test_flags_make_the_configuration_again(name: str, data: st.DataObject) -> N
     config = data.draw(_configs(name))
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
+    add_server_flags(parser)  # as `legato serve`, for which they are printed
     flags = serve_flags(config)
     assert flags
     assert engine_config(parser.parse_args(flags)) == config
@@ -111,5 +112,6 @@ def test_flags_are_as_one_would_type_them() -> None:
 
 
 def test_what_is_by_default_is_not_said() -> None:
-    assert serve_flags(EngineConfig()) == []
+    """But --itl-slo, whose default is auto for a server, and off for all others."""
+    assert serve_flags(EngineConfig()) == ["--itl-slo", "off"]
     assert command_line(["--model", "a b"]) == "legato serve --model 'a b'"

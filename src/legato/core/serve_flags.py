@@ -10,7 +10,10 @@ from legato.core.slo import P99, SloClass, percentile
 
 
 def serve_flags(config: EngineConfig) -> list[str]:
-    """Return flags for all settings that differ from their defaults."""
+    """Return flags for all settings that differ from their defaults.
+
+    --itl-slo is always among them: a server's default is not the configuration's.
+    """
     return [flag for name in engine_parts() for flag in part_flags(getattr(config, name))]
 
 
@@ -34,8 +37,9 @@ def _behind(part: Config, field: Field) -> str:
     behind = {
         o.name: getattr(part, o.name) for o in fields_of(type(part)) if o.flag.behind == field.name
     }
-    if behind.pop("bounds_gaps", False):
-        return "auto"
+    bounds_gaps = behind.pop("bounds_gaps", None)
+    if bounds_gaps is not None and getattr(part, field.name) is None:
+        return "auto" if bounds_gaps else "off"
     return "".join(map(_quantile, behind.values()))
 
 
