@@ -74,6 +74,8 @@ def test_a_terminal_has_lines_as_uvicorns(
         r"\x1b\[33mWARNING:  \x1b\[0m\d\d:\d\d:\d\d 3 steps are late\x1b\[2m \[req-7\]\x1b\[0m",
         first,
     )
+    monkeypatch.setenv("NO_COLOR", "")  # as if it were not set, by no-color.org
+    assert "\x1b" in lines("auto", Terminal()).splitlines()[0]
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in lines("auto", Terminal()).splitlines()[0]
 

@@ -86,7 +86,7 @@ def _formatter(form: str) -> logging.Formatter:
             "{levelname}{name}{process}{message}", style="{", rename_fields=names, timestamp="time"
         )
     if form == "auto" and sys.stderr.isatty():
-        return _TerminalLines(is_coloured="NO_COLOR" not in os.environ)
+        return _TerminalLines(is_coloured=not os.environ.get("NO_COLOR"))
     return _Lines()
 
 
