@@ -30,7 +30,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, io.StringI
         monkeypatch.setattr("sys.stderr", shown)
         logs.follow_logging({"LEGATO_LOG_FORMAT": form})
         asked = logs.request_id.set("req-7")
-        logger.warning("%d steps are late", 3)
+        logger.warning("%d steps are late", 3, extra={"color_message": "\x1b[36m%d\x1b[0m steps"})
         logs.request_id.reset(asked)
         try:
             raise ValueError("no such thing")
