@@ -19,7 +19,7 @@ from tests.api.wire import connect
 def test_a_page_is_complete_and_asks_nobody_else(
     http: httpx.Client, path: str, script: str
 ) -> None:
-    page = http.get(path)
+    page = http.get(path, headers={"Accept": "text/html"})
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "script-src 'self'" in page.headers["content-security-policy"]
     assert "unsafe" not in page.headers["content-security-policy"]
