@@ -73,16 +73,23 @@ clean:
 $(VENV)/.installed $(VENV)/.installed-dev $(VENV)/.installed-fleet: $(VENV)/.torch pyproject.toml \
 	$(wildcard packages/*/pyproject.toml native/*)
 
+# Legato was once called "legato", and would then be there twice; removed later, it would take the
+# command along.
+FORGET := $(PIP) uninstall --quiet --quiet --yes legato
+
 $(VENV)/.installed:
+	@$(FORGET)
 	$(PIP) install --editable . $(PACKAGES)
 	@touch $@
 
 # Tests run kernels for instructions that the processor lacks by emulation.
 $(VENV)/.installed-dev:
+	@$(FORGET)
 	$(PIP) install --editable '.[dev]' $(PACKAGES) --config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-fleet:
+	@$(FORGET)
 	$(PIP) install --editable '.[dev,fleet,disaggregated]' $(PACKAGES) vllm-router sglang-router \
 		--config-settings=cmake.define.LEGATO_EMULATION=ON
 	@touch $(VENV)/.installed $(VENV)/.installed-dev $@

@@ -96,6 +96,7 @@ def test_the_settings_of_llm_are_these() -> None:
         "swap_space_bytes",
         "itl_slo_s",
         "itl_slo_quantile",
+        "bounds_gaps",
         "tpot_slo_s",
         "ttft_slo_s",
         "slo_classes",

@@ -165,6 +165,15 @@ def test_flags_of_vllm_are_explained(flag: str, capsys: pytest.CaptureFixture[st
     assert said.startswith(f"there is no flag {flag.replace('_', '-')}: ")
 
 
+@pytest.mark.parametrize(
+    "name", [name for names in _LLAMA_NOTES.values() for name in names.split() if "*" not in name]
+)
+def test_a_flag_of_llama_server_has_its_own_note(name: str) -> None:
+    """Not that of a flag of vLLM's with the same name."""
+    [note] = [note for note, names in _LLAMA_NOTES.items() if name in names.split()]
+    assert foreign_flag_note(f"--{name}") == note
+
+
 @pytest.mark.parametrize("command", ["serve", "chat", "fleet"])
 def test_a_help_opens_on_one_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = {}

@@ -99,6 +99,7 @@ def test_a_model_on_the_command_line_goes_first(file: Path) -> None:
         ("port: {a: {b: {c: d}}}", ":1: this is to be a single value"),
         ("port: &a [*a]", ":1: this is to be a single value"),
         ("server: {server: {port: 1}}", ":1: there is no flag --server"),
+        ("port: 0\npromises: 100ms", ":2: this is to be a mapping of flags to values"),
         ("config: other.yaml", ":1: there is no flag --config"),
         ("- port", ":1: this is to be a mapping"),
         ("port: [", "is not YAML"),
@@ -124,7 +125,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("legato: no/such.yaml cannot be read")
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "promises:\n  # itl-slo: 100ms\nserver:\n"])
 def test_an_empty_file_says_nothing(file: Path, text: str) -> None:
     file.write_text(text)
     assert parsed(file).configured == frozenset()

@@ -5,9 +5,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 
+import httpx
 import pytest
 
+from legato.cli.remote_chat import RemoteChat
+from legato.core.errors import InvalidRequestError
 from tests.api.launch import ServerProcess, running_server
 from tests.cli.terminal import Terminal
 from tests.cli.test_main import legato
@@ -34,6 +38,27 @@ def chat(url: str, lines: str, *flags: str, key: str = KEY) -> "subprocess.Compl
         text=True,
         check=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'{"error": null, "choices": [{"delta": {"content": "Hi"}}]}', "Hi"),
+        (b'{"error": "it is\\nbroken"}', "it is broken"),
+        (b'{"error": {"message": "it is broken"}}', "it is broken"),
+    ],
+)
+def test_errors_of_other_servers(data: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A string, as Ollama's; null is none."""
+    stream = b"data: %b\n\ndata: [DONE]\n\n" % data
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=stream))
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=transport))
+    answer = RemoteChat("http://there", api_key=None, model="m", options={}).answer([])
+    try:
+        said = next(answer).text
+    except InvalidRequestError as error:
+        said = str(error)
+    assert said == told
 
 
 def test_a_conversation_is_remembered_until_it_is_reset(server: ServerProcess) -> None:

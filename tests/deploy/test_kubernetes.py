@@ -133,6 +133,7 @@ def test_values_are_rendered() -> None:
     [mount] = [one for one in one["volumeMounts"] if one["name"] == "keys"]
     assert Path(file).parent == Path(mount["mountPath"])
     assert "PodMonitor" not in rendered({"podMonitor": False})
+    assert "--itl-slo" not in container(rendered({"flags": []}))[1]["args"]
 
 
 def test_it_serves_and_drains_in_time(objects: Objects, tmp_path: Path) -> None:

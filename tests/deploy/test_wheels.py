@@ -1,6 +1,7 @@
 """What is installed where nothing can be compiled."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,6 +101,19 @@ def test_the_packages_have_one_version() -> None:
         names = {pin.partition("=")[0] for pin in pins}
         assert pins == {f"{name}=={__version__}" for name in names}
         assert "legato-llm" in names
+
+
+@pytest.mark.parametrize("name", ["installed", "installed-dev", "installed-fleet"])
+def test_make_removes_the_distribution_of_the_former_name(name: str) -> None:
+    """Removed after the new one is installed, it would take `bin/legato` along."""
+    if shutil.which("make") is None:
+        pytest.skip("no make on this machine")
+    command = ["make", "--dry-run", "--always-make", f".venv/.{name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    [removes] = [i for i, line in enumerate(lines) if re.search(" uninstall .*--yes legato$", line)]
+    [installs] = [i for i, line in enumerate(lines) if " --editable ." in line.replace("'", "")]
+    assert removes < installs
 
 
 def test_every_command_of_another_package_has_an_entry_point() -> None:

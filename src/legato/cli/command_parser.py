@@ -93,7 +93,9 @@ class CommandParser(argparse.ArgumentParser):
             return ""
         choices = "|".join(map(str, action.choices or ()))
         named = action.metavar or (_KIND if len(choices) > _MOST_CHOICES else choices)
-        return str(named or action.dest.upper())
+        text = str(named or action.dest.upper())
+        # Words beside a value are for `--help all`.
+        return text.rpartition("|")[2] if len(text) > _MOST_CHOICES else text
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

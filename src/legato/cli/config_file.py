@@ -80,11 +80,13 @@ class _File:
 
     def entries(self, root: Node) -> Iterator[ConfigEntry]:
         for name, key, value in self._items(root):
-            if name in self._headings and isinstance(value, MappingNode):
+            # A word can be both, such as model.
+            is_flag = f"--{name}" in self._actions and not isinstance(value, MappingNode)
+            if is_flag or name not in self._headings:
+                yield self._entry(name, key, value)
+            elif value.tag != _NULL:  # all flags below it may be comments
                 for inner, inner_key, inner_value in self._items(value):
                     yield self._entry(inner, inner_key, inner_value)
-            else:
-                yield self._entry(name, key, value)
 
     def _items(self, node: Node) -> Iterator[tuple[str, Node, Node]]:
         """Yield each name, with the nodes of its key and value."""

@@ -17,7 +17,7 @@ _NOTES = {
         "master-addr master-port all2all-backend *eplb* *dbo* disable-custom-all-reduce "
         "disable-nccl-for-dp-synchronization headless num-redundant-experts "
         "expert-placement-strategy ray-workers-use-nsight worker-cls worker-extension-cls "
-        "max-parallel-loading-workers aggregate-engine-logging enable-elastic-ep ubatch-size "
+        "max-parallel-loading-workers aggregate-engine-logging enable-elastic-ep "
         "*cp-kv-cache-*"
     ),
     "adapters are not supported; merge one into its model, and serve that": (
@@ -210,9 +210,10 @@ def foreign_flag_note(option: str, value: str = "") -> str | None:
         except msgspec.DecodeError:
             pass
     # vLLM also takes parts of a JSON value as --flag.key.
-    name = option.lstrip("-").removeprefix("no-").partition(".")[0]
+    whole = option.lstrip("-").partition(".")[0]
+    names = {whole, whole.removeprefix("no-")}
     for note, patterns in itertools.chain(_NOTES.items(), _LLAMA_NOTES.items()):
-        if any(fnmatchcase(name, pattern) for pattern in patterns.split()):
+        if any(fnmatchcase(name, pattern) for pattern in patterns.split() for name in names):
             return note
     return None
 

@@ -17,7 +17,7 @@ class _Plugin(NamedTuple):
     """A command of another distribution, found by entry point and loaded only when it is named.
 
     Attributes:
-        extra: the one of `legato` that brings it.
+        extra: the one of `legato-llm` that brings it, and what it cannot do without.
         help: as its own parser says it.
     """
 
@@ -32,9 +32,9 @@ _COMMANDS: Mapping[str, _Plugin | None] = {
     "chat": None,
     "demo": _Plugin("lab", "see what a long prompt does to running streams"),
     "calibrate": None,
-    "bench": _Plugin("lab", "load and measure any OpenAI-compatible server"),
-    "simulate": _Plugin("lab", "compare scheduling policies without a machine to run them on"),
-    "tune": _Plugin("lab", "find the settings of a server for a workload and its SLOs"),
+    "bench": _Plugin("bench", "load and measure any OpenAI-compatible server"),
+    "simulate": _Plugin("bench", "compare scheduling policies without a machine to run them on"),
+    "tune": _Plugin("tune", "find the settings of a server for a workload and its SLOs"),
     "explain": None,
     "trace": None,
     "models": None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from legato.core.config import EngineConfig, ModelConfig
+from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = report_model(config)
         if not (args.no_probe or is_hub_id(args.model)):
-            here = dry_run(EngineConfig(model=config))
+            # As `legato serve` has it without flags.
+            scheduler = SchedulerConfig(bounds_gaps=True)
+            here = dry_run(EngineConfig(model=config, scheduler=scheduler))
     except UnsupportedModelError as error:
         if args.json:
             _print_json({"model": args.model, "refused": str(error)})

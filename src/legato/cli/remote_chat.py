@@ -54,7 +54,7 @@ class RemoteChat:
         with _in_one_line(), self._http.stream("POST", "chat/completions", json=body) as response:
             _refuse_errors(response)
             for chunk in _events(response):
-                if "error" in chunk:
+                if chunk.get("error") is not None:
                     raise InvalidRequestError(_message(chunk))
                 for choice in chunk["choices"]:
                     delta = choice["delta"]
@@ -106,4 +106,5 @@ def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def _message(body: dict[str, Any]) -> str:
-    return " ".join(str(body["error"]["message"]).split())
+    error = body["error"]
+    return " ".join(str(error if isinstance(error, str) else error["message"]).split())

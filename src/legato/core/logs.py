@@ -79,14 +79,19 @@ def follow_logging(environment: Mapping[str, str] = os.environ) -> None:
 def _formatter(form: str) -> logging.Formatter:
     if form == "json":
         # Local import: only such logs need it.
+        from pythonjsonlogger.core import RESERVED_ATTRS
         from pythonjsonlogger.json import JsonFormatter
 
-        names = {"levelname": "level", "name": "logger"}
         return JsonFormatter(
-            "{levelname}{name}{process}{message}", style="{", rename_fields=names, timestamp="time"
+            "{levelname}{name}{process}{message}",
+            style="{",
+            rename_fields={"levelname": "level", "name": "logger"},
+            # uvicorn's message again, with codes of colours.
+            reserved_attrs=[*RESERVED_ATTRS, "color_message"],
+            timestamp="time",
         )
     if form == "auto" and sys.stderr.isatty():
-        return _TerminalLines(is_coloured="NO_COLOR" not in os.environ)
+        return _TerminalLines(is_coloured=not os.environ.get("NO_COLOR"))
     return _Lines()
 
 
