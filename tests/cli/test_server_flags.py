@@ -39,8 +39,7 @@ def test_every_flag_reaches_its_field() -> None:
         "--max-stored-responses", "5", "--max-stored-size", "3M",
         "--kv-events-endpoint", "tcp://127.0.0.1:5557",
         "--kv-events-replay-endpoint", "ipc:///run/kv", "--kv-events-topic", "kv",
-        "--trace", "t.jsonl.gz", "--ollama-version", "9.9.9", "--llama-timings",
-        "--default-max-tokens", "100", "--max-output-tokens", "200",
+        "--trace", "t.jsonl.gz",
         "--max-trace-size", "2M", "--otlp-traces-endpoint", "http://localhost:4318/v1/traces",
     )  # fmt: skip
     assert config == ServerConfig(
@@ -79,10 +78,6 @@ def test_every_flag_reaches_its_field() -> None:
         kv_events_replay_endpoint="ipc:///run/kv",
         kv_events_topic="kv",
         trace="t.jsonl.gz",
-        ollama_version="9.9.9",
-        llama_timings=True,
-        default_max_tokens=100,
-        max_output_tokens=200,
         max_trace_bytes=2**21,
         otlp_traces_endpoint="http://localhost:4318/v1/traces",
     )

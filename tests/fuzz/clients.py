@@ -172,7 +172,8 @@ def check(status: int, body: bytes, content_type: str) -> None:
         raise UnexpectedAnswerError(f"{status}: {body!r}")
     if status >= http.HTTPStatus.BAD_REQUEST and body:
         error = json.loads(body)["error"]
-        if set(error) not in _ERRORS or not error["message"]:
+        is_ollamas = isinstance(error, str) and bool(error)
+        if not is_ollamas and (set(error) not in _ERRORS or not error["message"]):
             raise UnexpectedAnswerError(f"{status}: {body!r}")
     if content_type.startswith("text/event-stream"):
         *events, end, rest = body.split(b"\n\n")
