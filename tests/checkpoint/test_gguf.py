@@ -202,11 +202,12 @@ def test_settings_of_sampling_in_metadata_are_named(save_tiny: SaveTiny, tmp_pat
 
     def add(writer: GGUFWriter) -> None:
         writer.add_float32("general.sampling.temp", 0.5)
+        writer.add_float32("general.sampling.mirostat_tau", 5.0)
         writer.add_name("tiny")
 
     write_gguf(path, "llama", model, add_tokenizer=add)
     keys = open_checkpoint(ModelConfig(model=str(path))).keys
-    assert keys.unread == ("general.sampling.temp",)
+    assert keys.unread == ("general.sampling.mirostat_tau",)
     assert "general.name" in keys.without_effect
 
 

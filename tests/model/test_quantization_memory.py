@@ -57,7 +57,7 @@ def test_of_reading_and_widening(name: str) -> None:
     form = FORMATS[name]
     parts, values = form.write(weights())
     parts = {suffix: part.contiguous() for suffix, part in parts.items()}
-    (scheme,) = schemes_of({"quantization_config": form.config})
+    scheme, *_ = schemes_of({"quantization_config": form.config})
     assert scheme is not None
     with memory_limit(2 * MATRIX_BYTES + FEW_ROWS_BYTES):
         weight = scheme.read(parts)
