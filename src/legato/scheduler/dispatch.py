@@ -170,6 +170,13 @@ class Dispatch:
         """Remove the oldest step in flight, whose result this is."""
         flight = self._in_flight.popleft()
         assert flight.plan.step_id == result.step_id, "steps land in the order of their plans"
+        if (
+            result.faults
+        ):  # perhaps the executor never got the plan; a later request may have its id
+            ended = (
+                one for one in flight.plan.ended_requests if one not in self._known_to_executor
+            )
+            self._ended = [*ended, *self._ended]
         return flight
 
     def learn(self, flight: Flight, result: StepResult, now_s: float) -> None:
