@@ -172,3 +172,18 @@ def test_a_budget_no_whole_prompt_fits_in_is_refused() -> None:
     config = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=100)
     with pytest.raises(ConfigError, match="at least max_model_len"):
         config.resolve(max_model_len=100)
+
+
+def test_what_a_failed_step_should_have_ended_is_ended_by_the_next() -> None:
+    """The executor may never have got the failed plan; a new request may have the same id."""
+    harness = Harness(max_num_seqs=4)
+    for name, max_tokens in (("ended", 1), ("failing", 9), ("other", 9)):
+        harness.add(name, 3, max_tokens=max_tokens)
+    harness.step()
+    plan = harness.plan()
+    assert plan is not None
+    assert plan.ended_requests == ("ended",)
+    harness.run(plan, failing=["failing"])
+    again = harness.plan()
+    assert again is not None
+    assert again.ended_requests == ("ended", "failing")
