@@ -171,7 +171,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
             "each token comes at most this long after the one before it, such as 100ms; chunks "
             "are as long as that allows. It is for 99 of 100 gaps of a request; 100ms:p99.9 "
             "promises more. auto promises nothing, but bounds steps beside streams by what a "
-            "reader does not notice; off leaves only a fixed token budget",
+            "reader does not notice; off by half a second",
             metavar="auto|off|TIME[:pQ]",
             default="auto for a server, else off",
         ),

@@ -272,4 +272,7 @@ def _step_budget(config: SchedulerConfig) -> str:
     tokens = f"{config.max_num_batched_tokens:,} tokens"
     if config.promises_pace:
         return f"what the SLOs allow, up to {tokens}"
-    return f"what streams do not notice, up to {tokens}" if config.bounds_gaps else tokens
+    cuts_prompts = config.policy == "stall-free" and config.enable_chunked_prefill
+    if config.bounds_gaps and cuts_prompts:
+        return f"what streams do not notice, up to {tokens}"
+    return tokens
