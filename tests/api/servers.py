@@ -9,7 +9,7 @@ from tests.api.launch import ServerProcess, running_server
 from tests.exact import EXACT
 
 DRAFTING = (*EXACT, "--speculative", "8", "--no-calibrate")
-TRUSTING = ("--trust-request-chat-template",)
+TRUSTING = (*EXACT, "--trust-request-chat-template")
 FEW_UNREAD = 50
 PROMISING = (
     "--itl-slo", "61s", "--ttft-slo", "600s", "--slo-class", "hasty:ttft=50ms",
@@ -18,8 +18,8 @@ PROMISING = (
     "--max-num-seqs", "2", "--max-waiting", "2", "--max-num-batched-tokens", "256",
     "--calibration-dir", "no-such-folder",
 )  # fmt: skip
-GUARDED = ("--message-special-tokens", "refuse", "--max-unread-tokens", str(FEW_UNREAD))
-LENIENT = ("--unknown-fields", "ignore", "--max-model-len", "256")
+GUARDED = (*EXACT, "--message-special-tokens", "refuse", "--max-unread-tokens", str(FEW_UNREAD))
+LENIENT = (*EXACT, "--unknown-fields", "ignore", "--max-model-len", "256")
 
 
 class Servers:
