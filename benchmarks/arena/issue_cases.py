@@ -13,16 +13,6 @@ _DEEP = StepCosts(step_s=0.060, row_s=(0.0003,) * 5, decode_context_s=1.1e-6)
 _WIDE = StepCosts(step_s=0.010, row_s=_ROWS, decode_context_s=1e-5)
 _MANY = StepCosts(step_s=0.010, row_s=_ROWS, decode_row_s=0.001)
 _SLOW = StepCosts(step_s=0.030, row_s=_ROWS)
-_SMALL = StepCosts(
-    step_s=0.024,
-    row_s=(20e-6, 190e-6, 270e-6, 250e-6, 270e-6),
-    decode_row_s=0.8e-3,
-    decode_context_s=3.6e-6,
-    chunk_s=5e-3,
-    area_s=0.105e-6,
-    context_s=5e-6,
-    sample_s=25e-6,
-)
 
 
 def issue_cases() -> list[Case]:

@@ -69,7 +69,7 @@ def rendered(values: dict[str, Any]) -> Objects:
 
 
 def evaluated(action: str, dot: Any) -> Any:
-    """The value of an action: a path, `toYaml` or `add` of one, and pipes behind it."""
+    """The value of an action: a path, or `toYaml` or `add` with a path, then its pipes."""
     first, *pipes = (part.split() for part in action.split("|"))
     function, path, *rest = first if len(first) > 1 else ("", *first)
     value: Any = dot
