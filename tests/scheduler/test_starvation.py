@@ -2,10 +2,11 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from legato.core.request import Request
@@ -32,7 +33,7 @@ CLASSES = {
 
 
 class BusyHarness(Harness):
-    """`num_waiting` copies of one newcomer wait at any time."""
+    """`num_waiting` copies of one newcomer wait at any time, of its tenants in turn."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class BusyHarness(Harness):
         *,
         num_blocks: int = 5000,
         max_model_len: int = 2000,
+        tenants: Sequence[str] = ("default",),
         **settings: Any,
     ) -> None:
         super().__init__(
@@ -54,11 +56,13 @@ class BusyHarness(Harness):
         self.newcomer = newcomer
         self.num_newcomers_waiting = num_waiting
         self.ids = itertools.count()
+        self.tenants = itertools.cycle(tenants)
 
     def refill(self) -> None:
         num_waiting = sum(name != "R" for name in self.scheduler._queues._waiting)
         for _ in range(self.num_newcomers_waiting - num_waiting):
-            self.add(f"new {next(self.ids)}", **self.newcomer)
+            newcomer = {"tenant": next(self.tenants), **self.newcomer}
+            self.add(f"new {next(self.ids)}", **newcomer)
 
     def warm_up(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -171,18 +175,31 @@ def delay_s(request: Request, harness: BusyHarness) -> float:
 
 @given(
     newcomer=newcomers(),
+    tenants=st.sampled_from([("default",), ("a", "b"), ("default", "a", "b")]),
     prompt_len=st.integers(1, 200),
     max_num_seqs=st.integers(1, 6),
     budget=st.integers(16, 64),
 )
+@example(
+    newcomer={"prompt_len": 60, "max_tokens": 6, "slo_class": "hurried", "priority": -1},
+    tenants=("default",),
+    prompt_len=2,
+    max_num_seqs=1,
+    budget=64,
+)
 @examples(60)
 def test_a_best_effort_request_gets_its_share(
-    newcomer: dict[str, Any], prompt_len: int, max_num_seqs: int, budget: int
+    newcomer: dict[str, Any],
+    tenants: Sequence[str],
+    prompt_len: int,
+    max_num_seqs: int,
+    budget: int,
 ) -> None:
     """The bound: it begins after `max_wait_s` at the latest, and has an eleventh of the time."""
     harness = BusyHarness(
         newcomer,
         num_waiting=3,
+        tenants=tenants,
         slo_classes=CLASSES,
         max_num_seqs=max_num_seqs,
         budget=budget,

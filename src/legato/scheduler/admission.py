@@ -144,7 +144,18 @@ class Admission:
             )
         ]
         waited = [request for request in heads if self.has_waited(request)]
-        return min(waited, key=self._owed_rank, default=None)
+        owed = min(waited, key=self._owed_rank, default=None)
+        return owed if owed is None or not self._is_best_effort_turn(owed) else None
+
+    def _is_best_effort_turn(self, owed: Request) -> bool:
+        """Whether a best-effort request has the turn, and a place without any that yields.
+
+        Promised requests that wait for each other would take each place that comes free.
+        """
+        request = self._queues.next_waiting()
+        if request is None or not request.is_best_effort or owed.is_best_effort:
+            return False
+        return self._lacks(request) is None
 
     def _owed_rank(self, request: Request) -> tuple[float, float]:
         running = self._queues.tenant(request).running_by_weight

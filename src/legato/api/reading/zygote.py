@@ -65,6 +65,7 @@ class Zygote:
         try:
             self._serve()
         finally:
+            self._ignore_ends()
             for pid in self._pids.values():
                 os.kill(pid, signal.SIGKILL)
 
@@ -159,10 +160,15 @@ class Zygote:
         finally:
             os._exit(status)
 
-    def _let_go(self) -> None:
-        """In a child: close what belongs only to the zygote."""
+    @staticmethod
+    def _ignore_ends() -> None:
+        """Let no child's end be written to a socket that is about to be closed."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _let_go(self) -> None:
+        """In a child: close what belongs only to the zygote."""
+        self._ignore_ends()
         for sock in (self._socket, self._woken, self._wakes):
             sock.close()
         for fd in self._fds:
