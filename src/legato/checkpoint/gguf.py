@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
+from legato.checkpoint.gguf_architectures import ARCHITECTURES, NO_WEIGHTS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.checkpoint.gguf_keys import key_use
+from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
@@ -60,6 +61,10 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PROJECTOR = "clip"
+_MEDIA = ("v.", "a.", "mm.")
+"""How the tensors of towers and projectors begin, which some tools put into the model's file."""
+_FURTHER = re.compile(r"blk\.\d+(?=\..*)")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)")
 
 
@@ -70,6 +75,11 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         UnsupportedModelError: the file is broken, or Legato cannot run the model.
     """
     file = GGUFFile(path)
+    if file.architecture == _PROJECTOR:
+        raise UnsupportedModelError(
+            f"{path.name} holds a projector of images or sound (mmproj), which Legato does not "
+            "read yet, and no language model; name the model's own GGUF file"
+        )
     if file.architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"unsupported GGUF architecture {file.architecture!r}; Legato supports "
@@ -77,7 +87,9 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         )
     own = ARCHITECTURES[file.architecture]
     names = {
-        name: _transformers_name(name, own.names) for name in file.tensors if name != ROPE_FACTORS
+        name: _transformers_name(name, own.names)
+        for name in file.tensors
+        if name not in NO_WEIGHTS and not name.startswith(_MEDIA)
     }
     check_sizes(path, file.get("block_count"), **{name: _size(file, name) for name in _SIZES})
     with refusing_what_fails(path):
@@ -96,8 +108,33 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
         kept_bytes={name: _kept_bytes(file.tensors[stored]) for stored, name in names.items()},
+        unused=_unused(file, names, changes) + tuple(gguf_companions(path)),
         keys=key_use(file, own.implied),
     )
+
+
+def _unused(
+    file: GGUFFile, names: Mapping[str, str], changes: Sequence[Transform]
+) -> tuple[str, ...]:
+    """Return the parts of the file that are left out: layers that predict further tokens, towers.
+
+    Args:
+        names: key a tensor's name in the file, value transformers' name.
+    """
+    dropped = (
+        stored
+        for stored, name in names.items()
+        if not shapes_after({name: file.tensors[stored].shape}, changes)
+    )
+    layers = {
+        f"{match[0]} (predicts further tokens)"
+        for name in dropped
+        if (match := _FURTHER.match(name))
+    }
+    media = {
+        prefix.rstrip(".") for prefix in _MEDIA if any(n.startswith(prefix) for n in file.tensors)
+    }
+    return tuple(sorted(layers | media))
 
 
 def _size(file: GGUFFile, name: str) -> object:

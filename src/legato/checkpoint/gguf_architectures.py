@@ -15,6 +15,9 @@ from legato.model.spec import DecoderSpec
 from legato.model.transforms import Named, Transform, Weight, drop, split_experts
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that become parameters of rope."""
 _LINEAR = "linear_attention"
 _SIGMOID = 2  # an `expert_gating_func`
 
