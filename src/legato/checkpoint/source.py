@@ -213,13 +213,13 @@ def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
 
 def _suggest_gguf(repo_id: str, revision: str | None) -> None:
     """Raise `ConfigError` with the GGUF files that a hub model has, if it has some."""
+    from httpx import HTTPError
     from huggingface_hub import list_repo_files
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         files = map(Path, list_repo_files(repo_id, revision=revision))
         models = _gguf_models([path for path in files if path.suffix == ".gguf"])
-    except (OSError, ValueError, HfHubHTTPError):
+    except (OSError, ValueError, HTTPError):
         return
     names = [_SPLIT_NAME.sub(r"\1.gguf", path.name) for path in models]
     if names:
