@@ -10,11 +10,15 @@ from pathlib import Path
 
 import torch
 
+from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.gguf_architectures import ARCHITECTURES, NO_WEIGHTS
+from legato.checkpoint.gguf_architectures import NO_WEIGHTS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
+from legato.checkpoint.gguf_gemma import GEMMA
+from legato.checkpoint.gguf_granite import GRANITE
 from legato.checkpoint.gguf_keys import key_use
+from legato.checkpoint.gguf_phi3 import PHI3
 from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
@@ -22,8 +26,10 @@ from legato.model.architectures import described, transforms
 from legato.model.model import NamedWeights
 from legato.model.quantization import QuantizedWeight
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Transform, shapes_after, transformed
+from legato.model.transforms import Named, Transform, Weight, shapes_after, split, transformed
 
+ARCHITECTURES = {**gguf_architectures.ARCHITECTURES, **GEMMA, **GRANITE, **PHI3}
+"""Key `general.architecture`."""
 _SIZES = (
     "embedding_length",
     "feed_forward_length",
@@ -47,9 +53,13 @@ _GLOBAL_NAMES = {
     "output_norm": "model.norm",
     "token_embd_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -68,8 +78,12 @@ _FURTHER = re.compile(r"blk\.\d+(?=\..*)")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)")
 
 
-def open_gguf_checkpoint(path: Path) -> Checkpoint:
+def open_gguf_checkpoint(path: Path, served_len: int | None = None) -> Checkpoint:
     """Open a GGUF file. Weights of the types that `split_blocks` knows stay quantized.
+
+    Args:
+        path: of the first part, if the model is split.
+        served_len: positions that are served; None for all that the model was made for.
 
     Raises:
         UnsupportedModelError: the file is broken, or Legato cannot run the model.
@@ -94,8 +108,12 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
     check_sizes(path, file.get("block_count"), **{name: _size(file, name) for name in _SIZES})
     with refusing_what_fails(path):
         contents = own.config(file)
-        _, spec = described(contents)
-        changes = own.changes(file, spec) + transforms(contents, spec, adds_one=False)
+        _, spec = described(contents, served_len)
+        changes = [
+            *own.changes(file, spec),
+            *_projections(spec, has_paired_rows=own.has_paired_rows),
+            *transforms(contents, spec, adds_one=False),
+        ]
         shapes = {name: file.tensors[stored].shape for stored, name in names.items()}
         changed = shapes_after(shapes, changes)
     return Checkpoint(
@@ -103,7 +121,7 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         spec=spec,
         dtype=torch.bfloat16,
         shapes=changed,
-        tensors=partial(_read_tensors, file, spec, names, changes),
+        tensors=partial(_read_tensors, file, names, changes),
         is_quantized=any(map(_has_codes, file.tensors.values())),
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
@@ -162,7 +180,6 @@ def _kept_bytes(tensor: GGUFTensor) -> int:
 
 def _read_tensors(
     file: GGUFFile,
-    spec: DecoderSpec,
     names: Mapping[str, str],
     changes: Sequence[Transform],
     _: torch.device,
@@ -174,10 +191,10 @@ def _read_tensors(
         changes: of tensors with transformers' names.
     """
     _log_widened(file)
-    return transformed(_read_all(file, spec, names), changes)
+    return transformed(_read_all(file, names), changes)
 
 
-def _read_all(file: GGUFFile, spec: DecoderSpec, names: Mapping[str, str]) -> NamedWeights:
+def _read_all(file: GGUFFile, names: Mapping[str, str]) -> NamedWeights:
     """Yield tensors as they are stored, and give back the file's pages every few of them."""
     num_bytes = 0
     for stored, name in names.items():
@@ -185,18 +202,41 @@ def _read_all(file: GGUFFile, spec: DecoderSpec, names: Mapping[str, str]) -> Na
         if num_bytes > _MAPPED_BYTES:
             file.release()
             num_bytes = 0
-        yield name, _read(file, spec, stored)
+        yield name, _read(file, stored)
     file.release()
 
 
-def _read(file: GGUFFile, spec: DecoderSpec, name: str) -> torch.Tensor | QuantizedWeight:
-    tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
-    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
-    part = name.rpartition(".")[0].rpartition(".")[2]
-    if part not in heads or file.architecture != "llama":
-        return tensor
-    undo = partial(_undo_interleaving, num_heads=heads[part])
-    return tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
+def _read(file: GGUFFile, name: str) -> torch.Tensor | QuantizedWeight:
+    return _read_quantized(file, name) or torch.from_numpy(file.read(name))
+
+
+def _projections(spec: DecoderSpec, *, has_paired_rows: bool) -> list[Transform]:
+    """Return what splits fused queries, keys and values, and brings their rows into order.
+
+    Args:
+        has_paired_rows: `GGUFArchitecture.has_paired_rows`.
+    """
+    attention = next((layer.attention for layer in spec.layers if layer.attention), None)
+    if attention is None:
+        return []
+    kv_size = attention.kv_size
+    parts = {"q_proj": attention.query_size, "k_proj": kv_size, "v_proj": kv_size}
+    fused = split("qkv_proj", parts)
+    return [fused, _in_halves(attention.head_dim)] if has_paired_rows else [fused]
+
+
+def _in_halves(head_dim: int) -> Transform:
+    """Return what undoes the order of llama.cpp's rows of queries and keys."""
+
+    def apply(name: str, weight: Weight) -> list[Named]:
+        if name.split(".")[-2] not in ("q_proj", "k_proj"):
+            return [(name, weight)]
+        if weight.shape[0] % head_dim:
+            raise UnsupportedModelError(f"{name} has {weight.shape[0]} rows of heads of {head_dim}")
+        undo = partial(_undo_interleaving, num_heads=weight.shape[0] // head_dim)
+        return [(name, weight.map(undo) if isinstance(weight, QuantizedWeight) else undo(weight))]
+
+    return apply
 
 
 def _log_widened(file: GGUFFile) -> None:
