@@ -14,7 +14,8 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
+from legato.checkpoint.gguf import _transformers_name
+from legato.checkpoint.gguf_transforms import undo_interleaving
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import UnsupportedModelError
@@ -89,7 +90,7 @@ class Mix(NamedTuple):
             weight = torch.from_numpy(values)
             part = name.split(".")[-2]
             if part in heads:
-                weight = _undo_interleaving(weight, heads[part])
+                weight = undo_interleaving(weight, heads[part])
             state[_transformers_name(name)] = weight
         model.load_state_dict(state)
         return model
@@ -206,6 +207,11 @@ def test_every_type_of_the_format_is_read(
         blocks = random_blocks(kind, rows.shape, i)
         writer.add_tensor(tensor.name, blocks, raw_dtype=kind)
         weights[tensor.name] = dequantized(kind, blocks)
+        if kind.name == "NVFP4":
+            stem = tensor.name.removesuffix("weight")
+            writer.add_tensor(f"{stem}scale", np.array([0.75], np.float32))
+            writer.add_tensor(f"{stem}input_scale", np.array([3.0], np.float32))
+            weights[tensor.name] *= 0.75
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -4,11 +4,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
@@ -18,17 +19,16 @@ from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.checkpoint.gguf_gemma import GEMMA
 from legato.checkpoint.gguf_granite import GRANITE
 from legato.checkpoint.gguf_keys import key_use
-from legato.checkpoint.gguf_phi3 import PHI3
+from legato.checkpoint.gguf_transforms import projections
 from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
 from legato.model.model import NamedWeights
-from legato.model.quantization import QuantizedWeight
-from legato.model.spec import DecoderSpec
-from legato.model.transforms import Named, Transform, Weight, shapes_after, split, transformed
+from legato.model.quantization import QuantizedWeight, plain
+from legato.model.transforms import Transform, shapes_after, transformed
 
-ARCHITECTURES = {**gguf_architectures.ARCHITECTURES, **GEMMA, **GRANITE, **PHI3}
+ARCHITECTURES = {**gguf_architectures.ARCHITECTURES, **GEMMA, **GRANITE}
 """Key `general.architecture`."""
 _SIZES = (
     "embedding_length",
@@ -100,10 +100,11 @@ def open_gguf_checkpoint(path: Path, served_len: int | None = None) -> Checkpoin
             + ", ".join(ARCHITECTURES)
         )
     own = ARCHITECTURES[file.architecture]
+    scales = {*NO_WEIGHTS, *_scales_of_float4(file)}
     names = {
         name: _transformers_name(name, own.names)
         for name in file.tensors
-        if name not in NO_WEIGHTS and not name.startswith(_MEDIA)
+        if name not in scales and not name.startswith(_MEDIA)
     }
     check_sizes(path, file.get("block_count"), **{name: _size(file, name) for name in _SIZES})
     with refusing_what_fails(path):
@@ -111,7 +112,7 @@ def open_gguf_checkpoint(path: Path, served_len: int | None = None) -> Checkpoin
         _, spec = described(contents, served_len)
         changes = [
             *own.changes(file, spec),
-            *_projections(spec, has_paired_rows=own.has_paired_rows),
+            *projections(spec, has_paired_rows=own.has_paired_rows),
             *transforms(contents, spec, adds_one=False),
         ]
         shapes = {name: file.tensors[stored].shape for stored, name in names.items()}
@@ -207,36 +208,21 @@ def _read_all(file: GGUFFile, names: Mapping[str, str]) -> NamedWeights:
 
 
 def _read(file: GGUFFile, name: str) -> torch.Tensor | QuantizedWeight:
-    return _read_quantized(file, name) or torch.from_numpy(file.read(name))
+    weight = _read_quantized(file, name) or torch.from_numpy(file.read(name))
+    scale = f"{name.removesuffix('weight')}scale"
+    if file.tensors[name].type != GGMLQuantizationType.NVFP4 or scale not in file.tensors:
+        return weight
+    # A number, or one of each expert's matrix.
+    return plain(weight) * torch.from_numpy(file.read(scale)).reshape(
+        -1, *[1] * (len(weight.shape) - 1)
+    )
 
 
-def _projections(spec: DecoderSpec, *, has_paired_rows: bool) -> list[Transform]:
-    """Return what splits fused queries, keys and values, and brings their rows into order.
-
-    Args:
-        has_paired_rows: `GGUFArchitecture.has_paired_rows`.
-    """
-    attention = next((layer.attention for layer in spec.layers if layer.attention), None)
-    if attention is None:
-        return []
-    kv_size = attention.kv_size
-    parts = {"q_proj": attention.query_size, "k_proj": kv_size, "v_proj": kv_size}
-    fused = split("qkv_proj", parts)
-    return [fused, _in_halves(attention.head_dim)] if has_paired_rows else [fused]
-
-
-def _in_halves(head_dim: int) -> Transform:
-    """Return what undoes the order of llama.cpp's rows of queries and keys."""
-
-    def apply(name: str, weight: Weight) -> list[Named]:
-        if name.split(".")[-2] not in ("q_proj", "k_proj"):
-            return [(name, weight)]
-        if weight.shape[0] % head_dim:
-            raise UnsupportedModelError(f"{name} has {weight.shape[0]} rows of heads of {head_dim}")
-        undo = partial(_undo_interleaving, num_heads=weight.shape[0] // head_dim)
-        return [(name, weight.map(undo) if isinstance(weight, QuantizedWeight) else undo(weight))]
-
-    return apply
+def _scales_of_float4(file: GGUFFile) -> Iterator[str]:
+    """Yield the names of the tensors that scale whole matrices of NVFP4, and their rows."""
+    for name, tensor in file.tensors.items():
+        if tensor.type == GGMLQuantizationType.NVFP4:
+            yield from (f"{name.removesuffix('weight')}{kind}" for kind in ("scale", "input_scale"))
 
 
 def _log_widened(file: GGUFFile) -> None:
@@ -279,13 +265,3 @@ def _transformers_name(name: str, further: Mapping[str, str] = {}) -> str:
         return f"model.layers.{layer}.{further[own]}"
     known = {**_LAYER_NAMES, **further}
     return f"model.layers.{layer}.{known[stem]}.{suffix}" if stem in known else name
-
-
-def _undo_interleaving(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorder rows: llama.cpp rotates rows (2i, 2i + 1) of a head, transformers (i, i + D / 2).
-
-    Args:
-        tensor: [num_heads * D, ...] weight or bias of queries or keys.
-    """
-    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legato.checkpoint.gguf_delta_net import with_grouped_heads
 from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.gguf_transforms import with_grouped_heads
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL
 from legato.model.mixer_spec import DeltaNetSpec
@@ -88,6 +88,18 @@ def _qwen3_moe_config(file: GGUFFile) -> dict[str, Any]:
         "architectures": ["Qwen3MoeForCausalLM"],
         # The format does not say; all published models have it.
         "norm_topk_prob": True,
+    }
+
+
+def _phi3_config(file: GGUFFile) -> dict[str, Any]:
+    common = common_config(file)
+    length = file.get("rope.scaling.original_context_length", common["max_position_embeddings"])
+    return {
+        **common,
+        "architectures": ["Phi3ForCausalLM"],
+        "original_max_position_embeddings": length,
+        # Phi-4, which has none, says 0.
+        "sliding_window": file.get("attention.sliding_window") or None,
     }
 
 
@@ -435,6 +447,7 @@ ARCHITECTURES = {
     "qwen2": GGUFArchitecture(_qwen2_config),
     "qwen3": GGUFArchitecture(_qwen3_config),
     "qwen3moe": GGUFArchitecture(_qwen3_moe_config, EXPERT_NAMES),
+    "phi3": GGUFArchitecture(_phi3_config, {"ffn_up": "mlp.gate_up_proj"}),
     "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | EXPERT_NAMES, _expert_splits),
     "granitehybrid": GGUFArchitecture(
         _granite_hybrid_config,

@@ -76,7 +76,7 @@ def _nemotron_config(file: GGUFFile) -> dict[str, Any]:
     size, num_heads = file.needed("ssm.inner_size"), file.needed("ssm.time_step_rank")
     mean_eps = file.get("attention.layer_norm_epsilon")
     common = common_config(file)
-    # There are no positions, whatever the file says of them, and a norm has one epsilon.
+    # A layer has no positions, though the file has keys for them, and a norm has one epsilon.
     for key in ("rope_parameters", "rms_norm_eps", "layer_norm_eps"):
         common.pop(key, None)
     return {

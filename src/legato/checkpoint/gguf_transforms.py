@@ -1,11 +1,53 @@
-"""The order of gated delta nets' heads in GGUF files."""
+"""Transforms of tensors whose rows llama.cpp fuses, or has in another order than transformers."""
+
+from functools import partial
 
 import torch
 
 from legato.core.errors import UnsupportedModelError
 from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.quantization import QuantizedWeight, plain
-from legato.model.transforms import Named, Transform, Weight
+from legato.model.spec import DecoderSpec
+from legato.model.transforms import Named, Transform, Weight, split
+
+
+def projections(spec: DecoderSpec, *, has_paired_rows: bool) -> list[Transform]:
+    """Return what splits fused queries, keys and values, and brings their rows into order.
+
+    Args:
+        has_paired_rows: `GGUFArchitecture.has_paired_rows`.
+    """
+    attention = next((layer.attention for layer in spec.layers if layer.attention), None)
+    if attention is None:
+        return []
+    kv_size = attention.kv_size
+    parts = {"q_proj": attention.query_size, "k_proj": kv_size, "v_proj": kv_size}
+    fused = split("qkv_proj", parts)
+    return [fused, _in_halves(attention.head_dim)] if has_paired_rows else [fused]
+
+
+def _in_halves(head_dim: int) -> Transform:
+    """Return what undoes the order of llama.cpp's rows of queries and keys."""
+
+    def apply(name: str, weight: Weight) -> list[Named]:
+        if name.split(".")[-2] not in ("q_proj", "k_proj"):
+            return [(name, weight)]
+        if weight.shape[0] % head_dim:
+            raise UnsupportedModelError(f"{name} has {weight.shape[0]} rows of heads of {head_dim}")
+        undo = partial(undo_interleaving, num_heads=weight.shape[0] // head_dim)
+        return [(name, weight.map(undo) if isinstance(weight, QuantizedWeight) else undo(weight))]
+
+    return apply
+
+
+def undo_interleaving(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorder rows: llama.cpp rotates rows (2i, 2i + 1) of a head, transformers (i, i + D / 2).
+
+    Args:
+        tensor: [num_heads * D, ...] weight or bias of queries or keys.
+    """
+    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def with_grouped_heads(net: DeltaNetSpec) -> Transform:
