@@ -405,6 +405,16 @@ def test_fused_projections_of_other_families(tmp_path: Path) -> None:
     assert_same_logits(logits, reference_logits(model, PROMPT))
 
 
+def test_parts_that_are_left_out_are_named(tmp_path: Path) -> None:
+    """Predictors of further tokens, and towers that some tools put into the model's file."""
+    file, path = FILES["nemotron-3"], tmp_path / "model.gguf"
+    towers = {"v.blk.0.attn_q.weight": torch.ones(2, 2), "mm.0.weight": torch.ones(2, 2)}
+    own = file._replace(tensors=lambda model: file.tensors(model) | towers)
+    write_file(path, own, random_model(file.tiny))
+    assert open_gguf_checkpoint(path).unused == ("blk.5 (predicts further tokens)", "mm", "v")
+    load(path)
+
+
 @pytest.mark.parametrize(("name", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_queries_of_the_largest_gemma(name: str, num_layers: int, tmp_path: Path) -> None:
     """Their scale is not in the file."""

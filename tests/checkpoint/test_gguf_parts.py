@@ -120,7 +120,7 @@ def test_a_projector_is_no_model(tmp_path: Path) -> None:
 
 def test_files_beside_a_model_are_named_and_left_out(copies: list[Path]) -> None:
     folder = copies[0].parent
-    names = ["gemma-mmproj-BF16.gguf", "mmproj-F16.gguf", "mtp-tiny.gguf"]
+    names = ["gemma-mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj_f16.gguf", "mtp-tiny.gguf"]
     for name in names:
         write(folder / name, "clip", "v.blk.0.attn_q.weight")
     assert resolve_source(str(folder)).path == copies[0]

@@ -16,7 +16,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """How llama.cpp names a part of a model: its number from 1, and how many there are."""
-_COMPANION = re.compile(r"(?i)(.*[-._])?mmproj\b.*|mtp-.*")
+_COMPANION = re.compile(r"(?i)(.*[-._])?mmproj([-._].*)?|mtp-.*")
 _TEXT_PATTERNS = ("*.json", "*.jinja")
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
