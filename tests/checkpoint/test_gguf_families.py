@@ -314,7 +314,7 @@ def with_predictor_tensors(model: PreTrainedModel) -> Tensors:
 
 
 def changed(name: str, **settings: Any) -> Tiny:
-    return Tiny(MODELS[name].model_type, MODELS[name].settings | settings)
+    return Tiny(MODELS[name].model_type, {**MODELS[name].settings, **settings})
 
 
 GEMMA3_LAYERS = {"num_hidden_layers": 7, "layer_types": [SLIDING] * 5 + [FULL, SLIDING]}

@@ -9,6 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
+from huggingface_hub.utils import filter_repo_objects
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from legato.checkpoint.gguf import _transformers_name
@@ -53,7 +54,7 @@ def copies(parts: list[Path], tmp_path: Path) -> list[Path]:
 def test_any_part_names_the_model(parts: list[Path]) -> None:
     for named in (*parts, parts[0].parent):
         assert resolve_source(str(named)).path == parts[0]
-    stored = {}
+    stored: dict[str, np.ndarray] = {}
     for path in parts:
         stored |= {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
     file = GGUFFile(parts[0])
@@ -143,7 +144,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "snapshot"
 
     def download(_: str, allow_patterns: list[str], ignore_patterns: list[str], **__: Any) -> str:
-        chosen = huggingface_hub.utils.filter_repo_objects(
+        chosen = filter_repo_objects(
             HUB, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
         for name in chosen:
