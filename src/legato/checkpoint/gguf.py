@@ -10,11 +10,14 @@ from pathlib import Path
 
 import torch
 
+from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
+from legato.checkpoint.gguf_architectures import ROPE_FACTORS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
+from legato.checkpoint.gguf_dense import DENSE
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.checkpoint.gguf_keys import key_use
+from legato.checkpoint.gguf_mixtures import MIXTURES
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
@@ -23,6 +26,8 @@ from legato.model.quantization import QuantizedWeight
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Transform, shapes_after, transformed
 
+ARCHITECTURES = {**gguf_architectures.ARCHITECTURES, **DENSE, **MIXTURES}
+"""Key `general.architecture`."""
 _SIZES = (
     "embedding_length",
     "feed_forward_length",
@@ -156,7 +161,7 @@ def _read(file: GGUFFile, spec: DecoderSpec, name: str) -> torch.Tensor | Quanti
     tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
     heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
     part = name.rpartition(".")[0].rpartition(".")[2]
-    if part not in heads or file.architecture != "llama":
+    if part not in heads or not ARCHITECTURES[file.architecture].has_paired_rows:
         return tensor
     undo = partial(_undo_interleaving, num_heads=heads[part])
     return tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
