@@ -12,7 +12,7 @@ import torch
 
 from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.gguf_architectures import ROPE_FACTORS
+from legato.checkpoint.gguf_architectures import NO_WEIGHTS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
 from legato.checkpoint.gguf_dense import DENSE
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
@@ -82,7 +82,7 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         )
     own = ARCHITECTURES[file.architecture]
     names = {
-        name: _transformers_name(name, own.names) for name in file.tensors if name != ROPE_FACTORS
+        name: _transformers_name(name, own.names) for name in file.tensors if name not in NO_WEIGHTS
     }
     check_sizes(path, file.get("block_count"), **{name: _size(file, name) for name in _SIZES})
     with refusing_what_fails(path):

@@ -15,6 +15,9 @@ from legato.model.spec import DecoderSpec
 from legato.model.transforms import Named, Transform, Weight, drop, split_experts
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that become parameters of rope."""
 _LINEAR = "linear_attention"
 _SIGMOID = 2  # an `expert_gating_func`
 
@@ -291,6 +294,14 @@ def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
             "long_factor": factors,
             "attention_factor": 1.0,
             "original_max_position_embeddings": context_length,
+        }
+    if LONG_FACTORS in file.tensors:
+        return parameters | {
+            "rope_type": "longrope",
+            "short_factor": file.read(SHORT_FACTORS).tolist(),
+            "long_factor": file.read(LONG_FACTORS).tolist(),
+            "attention_factor": file.get("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": original_length,
         }
     if scaling == "none":
         return parameters | {"rope_type": "default"}

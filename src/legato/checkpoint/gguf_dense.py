@@ -20,7 +20,7 @@ from legato.checkpoint.gguf_file import GGUFFile
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL, SLIDING
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Named, Transform, Weight, drop, split
+from legato.model.transforms import Named, Transform, Weight, split
 
 Config = Callable[[GGUFFile], dict[str, Any]]
 
@@ -41,8 +41,9 @@ def named(architecture: str, **tensors: str) -> Config:
 
 
 def has_tensor(file: GGUFFile, name: str) -> bool:
-    """Whether the first layer has a tensor."""
-    return f"blk.0.{name}" in file.tensors
+    """Whether the first layer has a tensor; that of queries may be fused with keys' and values'."""
+    fused = name.replace("attn_q.", "attn_qkv.")
+    return any(f"blk.0.{own}" in file.tensors for own in (name, fused))
 
 
 def yarn_with_growth(file: GGUFFile, rope: dict[str, Any], log_factor: float) -> dict[str, Any]:
@@ -186,31 +187,12 @@ def _minicpm_config(file: GGUFFile) -> dict[str, Any]:
         file
     )
     depth = 1.4 / contents["num_hidden_layers"] ** 0.5
-    return with_longrope(file, contents) | {
+    return contents | {
         "attention_multiplier": contents["head_dim"] ** -0.5,
         "embedding_multiplier": file.get("embedding_scale", 12.0),
         "residual_multiplier": file.get("residual_scale", depth),
         "logits_scaling": file.get("logit_scale", contents["hidden_size"] / 256),
     }
-
-
-def with_longrope(file: GGUFFile, contents: dict[str, Any]) -> dict[str, Any]:
-    """Take MiniCPM's LongRoPE from its tensors; what the context was before is not in the file."""
-    if FACTORS[0] not in file.tensors:
-        return contents
-    rope = {
-        "rope_theta": contents["rope_parameters"]["rope_theta"],
-        "rope_type": "longrope",
-        "long_factor": file.read(FACTORS[0]).tolist(),
-        "short_factor": file.read(FACTORS[1]).tolist(),
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": contents["max_position_embeddings"],
-    }
-    return {**contents, "rope_parameters": rope}
-
-
-FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""The tensors of LongRoPE's factors."""
 
 
 def _falcon_h1_config(file: GGUFFile) -> dict[str, Any]:
@@ -282,9 +264,7 @@ DENSE = {
     "cohere2": GGUFArchitecture(_cohere2_config),
     "starcoder2": GGUFArchitecture(_starcoder2_config),
     "gptneox": GGUFArchitecture(_gpt_neox_config, {"attn_qkv": "self_attn.parts"}, split_parts),
-    "minicpm": GGUFArchitecture(
-        _minicpm_config, changes=lambda *_: [drop(prefixes=FACTORS)], has_paired_rows=True
-    ),
+    "minicpm": GGUFArchitecture(_minicpm_config, has_paired_rows=True),
     "apertus": GGUFArchitecture(_apertus_config, changes=_activations),
     "falcon-h1": GGUFArchitecture(
         _falcon_h1_config, MAMBA2_NAMES | _BARE_NORM, lambda *_: [LOG_RATES, VECTORS, CONVOLUTIONS]

@@ -16,18 +16,16 @@ from legato.checkpoint.gguf_architectures import (
     without_predictors,
 )
 from legato.checkpoint.gguf_dense import (
-    FACTORS,
     has_tensor,
     named,
     split_parts,
-    with_longrope,
     yarn_with_growth,
 )
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import plain
 from legato.model.spec import DecoderSpec
-from legato.model.transforms import Named, Transform, Weight, drop
+from legato.model.transforms import Named, Transform, Weight
 
 _SOFTMAX, _SIGMOID = 1, 2  # an `expert_gating_func`
 
@@ -184,8 +182,7 @@ def _minicpm3_config(file: GGUFFile) -> dict[str, Any]:
     contents = _latent_config(file)
     rows = file.tensors["blk.0.attn_kv_b.weight"].shape[0]
     size = rows // contents["num_attention_heads"] - contents["qk_nope_head_dim"]
-    contents |= {"architectures": ["MiniCPM3ForCausalLM"], "v_head_dim": size}
-    return with_longrope(file, contents)
+    return {**contents, "architectures": ["MiniCPM3ForCausalLM"], "v_head_dim": size}
 
 
 def _joined_heads(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
@@ -261,8 +258,6 @@ MIXTURES = {
         _joined_heads,
         implied={"expert_gating_func": (_SOFTMAX,)},
     ),
-    "minicpm3": GGUFArchitecture(
-        _minicpm3_config, _LATENT_NAMES, lambda *_: [drop(prefixes=FACTORS)]
-    ),
+    "minicpm3": GGUFArchitecture(_minicpm3_config, _LATENT_NAMES),
 }
 """Key `general.architecture`."""

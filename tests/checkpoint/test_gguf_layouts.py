@@ -55,6 +55,9 @@ class Family(NamedTuple):
     fused: tuple[str, ...] = ()
 
 
+LONG = {**MODELS["minicpm3"].settings["rope_parameters"], "original_max_position_embeddings": 512}
+"""LongRoPE of 16 rotated dimensions, without a longer context."""
+
 FAMILIES = {
     "mistral3": Family(
         "ministral3",
@@ -76,6 +79,20 @@ FAMILIES = {
             "embedding_scale": config.embedding_multiplier,
             "residual_scale": config.residual_multiplier,
             "logit_scale": config.logits_scaling,
+        },
+        paired,
+    ),
+    "minicpm4": Family(
+        Tiny(
+            "granite",
+            {"num_attention_heads": 8, "attention_multiplier": 0.25, "rope_parameters": LONG},
+        ),
+        MODEL_ARCH.MINICPM,
+        lambda _: {
+            "rope.scaling.type": "longrope",
+            "embedding_scale": 1.0,
+            "residual_scale": 1.0,
+            "logit_scale": 1.0,
         },
         paired,
     ),
@@ -295,7 +312,7 @@ FAMILIES = {
                 **MODELS["minicpm3"].settings,
                 "dim_model_base": 256,
                 "v_head_dim": 32,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_parameters": LONG,
             },
         ),
         MODEL_ARCH.MINICPM3,
@@ -405,10 +422,25 @@ def write(
             writer.add_tensor(stored, packed, raw_dtype=Q8_0)
         else:
             writer.add_tensor(stored, values)
+    add_unmapped(writer, family, model, metadata)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_unmapped(
+    writer: GGUFWriter, family: Family, model: PreTrainedModel, metadata: Values
+) -> None:
+    """Add a predictor of further tokens, factors of rope, and weights that are metadata."""
     if metadata.get("nextn_predict_layers"):
         place = f"blk.{model.config.num_hidden_layers}"
         writer.add_tensor(f"{place}.nextn.eh_proj.weight", np.ones((2, 2), np.float32))
         writer.add_tensor(f"{place}.attn_q.weight", np.ones((2, 2), np.float32))
+    for kind in ("long", "short"):
+        if f"{kind}_factor" in model.config.rope_parameters:
+            factors = np.array(model.config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     if model.config.rope_parameters.get("rope_type") == "llama3":
         stretched = model.model.rotary_emb.inv_freq
         powers = torch.arange(len(stretched)) / len(stretched)
@@ -418,10 +450,6 @@ def write(
         for key in ("alpha_p", "alpha_n", "beta", "eps"):
             values = [getattr(own.mlp.act_fn, key).item() for own in model.model.layers]
             writer.add_array(f"xielu.{key}", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def add(writer: GGUFWriter, key: str, value: Any) -> None:
