@@ -18,6 +18,7 @@ from tests.checkpoint.gguf_layouts import (
     SOFTMAX,
     Change,
     Values,
+    common,
     deepseek,
     halved,
     heads_apart,
@@ -325,43 +326,6 @@ FAMILIES = {
         },
     ),
 }
-
-
-def common(config: Any) -> Values:
-    """The keys that the converter writes for all decoders, as far as a configuration has them."""
-    rope = config.rope_parameters
-    rope = rope.get(FULL, rope)
-    own = {
-        "block_count": "num_hidden_layers",
-        "context_length": "max_position_embeddings",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "attention.layer_norm_epsilon": "layer_norm_eps",
-        "attention.key_length": "head_dim",
-        "attention.value_length": "head_dim",
-        "expert_count": "num_local_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group",
-    }
-    values = {key: getattr(config, name, None) for key, name in own.items()}
-    values["rope.freq_base"] = float(rope["rope_theta"])
-    if hasattr(config, "norm_epsilon"):
-        values["attention.layer_norm_epsilon"] = config.norm_epsilon
-    if hasattr(config, "num_experts"):
-        values["expert_count"] = config.num_experts
-    if rope["rope_type"] == "yarn":
-        values |= {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": rope["factor"],
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-            "rope.scaling.yarn_beta_fast": rope.get("beta_fast"),
-            "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
-        }
-    return values
 
 
 def tensors_of(model: PreTrainedModel, family: Family) -> dict[str, torch.Tensor]:
