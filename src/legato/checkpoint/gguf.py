@@ -15,10 +15,12 @@ from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.gguf_architectures import NO_WEIGHTS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES
+from legato.checkpoint.gguf_dense import DENSE
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.checkpoint.gguf_gemma import GEMMA
 from legato.checkpoint.gguf_granite import GRANITE
 from legato.checkpoint.gguf_keys import key_use
+from legato.checkpoint.gguf_mixtures import MIXTURES
 from legato.checkpoint.gguf_transforms import projections
 from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
@@ -28,7 +30,13 @@ from legato.model.model import NamedWeights
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.transforms import Transform, shapes_after, transformed
 
-ARCHITECTURES = {**gguf_architectures.ARCHITECTURES, **GEMMA, **GRANITE}
+ARCHITECTURES = {
+    **gguf_architectures.ARCHITECTURES,
+    **DENSE,
+    **MIXTURES,
+    **GEMMA,
+    **GRANITE,
+}
 """Key `general.architecture`."""
 _SIZES = (
     "embedding_length",
