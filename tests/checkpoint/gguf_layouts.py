@@ -105,6 +105,14 @@ def window(config: Any) -> Values:
     }
 
 
+def gpt_neox(config: Any, *, is_parallel: bool) -> Values:
+    return {
+        **rope_size(0.25)(config),
+        "attention.head_count_kv": None,
+        "use_parallel_residual": is_parallel,
+    }
+
+
 def deepseek(config: Any) -> Values:
     """Attention as over one head of keys, which are latents."""
     rank, rope_dim = config.kv_lora_rank, config.qk_rope_head_dim
@@ -136,7 +144,11 @@ def old_deepseek(config: Any) -> Values:
 def mixture(config: Any) -> Values:
     """Keys of DeepSeek's experts, and of relatives'."""
     if not hasattr(config, "n_routed_experts"):
-        return {"leading_dense_block_count": config.num_hidden_layers, "expert_shared_count": 0}
+        return {
+            "leading_dense_block_count": config.num_hidden_layers,
+            "expert_shared_count": 0,
+            "expert_feed_forward_length": config.intermediate_size,
+        }
     return {
         "expert_count": config.n_routed_experts,
         "expert_feed_forward_length": config.moe_intermediate_size,

@@ -20,6 +20,7 @@ from tests.checkpoint.gguf_layouts import (
     Values,
     common,
     deepseek,
+    gpt_neox,
     halved,
     heads_apart,
     mixture,
@@ -148,13 +149,13 @@ FAMILIES = {
     "gpt-neox": Family(
         "gpt-neox",
         MODEL_ARCH.GPTNEOX,
-        lambda config: {**rope_size(0.25)(config), "use_parallel_residual": True},
+        lambda config: gpt_neox(config, is_parallel=True),
         parts_apart,
     ),
     "gpt-neox-sequential": Family(
         "gpt-neox-sequential",
         MODEL_ARCH.GPTNEOX,
-        lambda config: {**rope_size(0.25)(config), "use_parallel_residual": False},
+        lambda config: gpt_neox(config, is_parallel=False),
         parts_apart,
     ),
     "apertus": Family("apertus", MODEL_ARCH.APERTUS, rope_size()),
@@ -178,7 +179,7 @@ FAMILIES = {
     "qwen3vl": Family(
         "qwen3",
         MODEL_ARCH.QWEN3VL,
-        lambda _: {"rope.dimension_sections": [8, 12, 12, 0], "n_deepstack_layers": 3},
+        lambda _: {"rope.dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 3},
     ),
     "qwen2-moe": Family(
         Tiny(
@@ -205,7 +206,14 @@ FAMILIES = {
             "expert_gating_func": SIGMOID,
         },
     ),
-    "hunyuan-moe": Family("hunyuan-moe", MODEL_ARCH.HUNYUAN_MOE),
+    "hunyuan-moe": Family(
+        "hunyuan-moe",
+        MODEL_ARCH.HUNYUAN_MOE,
+        lambda config: {
+            "expert_feed_forward_length": config.intermediate_size,
+            "expert_shared_feed_forward_length": config.intermediate_size,
+        },
+    ),
     "ernie4.5-moe": Family(
         "ernie4.5-moe",
         MODEL_ARCH.ERNIE4_5_MOE,
@@ -214,6 +222,7 @@ FAMILIES = {
             "expert_count": config.moe_num_experts,
             "expert_used_count": config.moe_k,
             "expert_shared_count": config.moe_num_shared_experts,
+            "expert_shared_feed_forward_length": 128,
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         },
@@ -289,6 +298,7 @@ FAMILIES = {
         MODEL_ARCH.MISTRAL4,
         lambda config: {
             **deepseek(config),
+            "attention.temperature_length": 64,
             "attention.temperature_scale": config.rope_parameters["llama_4_scaling_beta"],
         },
         heads_apart,
