@@ -281,8 +281,8 @@ def test_sentencepiece_gguf() -> None:
 def test_unknown_gguf_tokenizers() -> None:
     with pytest.raises(UnsupportedModelError, match="GGUF tokenizer 'bert'"):
         build_gguf_tokenizer({"tokenizer.ggml.model": "bert"})
-    with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'viking'"):
-        build_gguf_tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "viking"})
+    with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'whitespace'"):
+        build_gguf_tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "whitespace"})
 
 
 def byte_level_metadata(pre: str) -> dict[str, Any]:
