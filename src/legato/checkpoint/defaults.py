@@ -109,7 +109,7 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
 
 
 def _usable(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the settings that a file has, without those that no request could have."""
+    """Return the settings that a request could have; warn of others."""
     settings: dict[str, Any] = {}
     for name, value in found.items():
         if value is None:
