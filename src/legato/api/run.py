@@ -23,6 +23,7 @@ from legato.core import signals
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError
+from legato.core.extras import install_command
 from legato.core.garbage import uncollected
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.client import EngineClient
@@ -105,7 +106,7 @@ def _listener(engine_config: EngineConfig, config: ServerConfig) -> socket.socke
 
 def _check_cache_can_be_told(cache: CacheConfig) -> None:
     if find_spec("zmq") is None:
-        raise ConfigError("ZeroMQ missing: pip install 'legato-llm[events]'")
+        raise ConfigError(f"ZeroMQ missing: {install_command('events')}")
     if not cache.enable_prefix_caching:
         raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from legato.core.extras import install_command
 from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
 from legato.core.version import __version__
 
@@ -138,7 +139,7 @@ def _module(command: str) -> ModuleType:
         return import_module(f"legato.cli.{command}")
     from importlib.metadata import entry_points  # slow, and serving does without
 
-    remedy = f"pip install 'legato-llm[{plugin.extra}]'"
+    remedy = install_command(plugin.extra)
     found = [*entry_points(group=_ENTRY_POINTS, name=command)]
     if not found:
         raise ConfigError(f"{command} is not installed: {remedy}")

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legato.core.errors import ConfigError
+from legato.core.extras import install_command
 from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     AnswerRecord,
@@ -47,7 +48,7 @@ def check_spans_can_be_made() -> None:
         except ModuleNotFoundError:
             is_missing = True
         if is_missing:
-            raise ConfigError("OpenTelemetry missing: pip install 'legato-llm[otel]'")
+            raise ConfigError(f"OpenTelemetry missing: {install_command('otel')}")
 
 
 class Progress:
