@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,32 @@ def test_version() -> None:
     assert re.fullmatch(r"build: Python \S+ on \S+, torch \S+", build)
     here = native_instructions()
     assert kernels.startswith(f"kernels: {', '.join(here)} here, of " if here else "kernels: ")
+
+
+@pytest.mark.parametrize(
+    ("built", "runnable", "told"),
+    [
+        ((), ("avx2",), "none built, torch computes the layers"),
+        (("avx2", "amx"), (), "torch here, of amx, avx2 built"),
+        (("avx2", "avx512"), ("avx512", "avx2"), "avx512, avx2 here, of avx512, avx2 built"),
+    ],
+)
+def test_the_version_tells_which_kernels_run_here(
+    built: tuple[str, ...],
+    runnable: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    modules = {f"legato._kernels_{name}" for name in built}
+    processor = SimpleNamespace(instructions=lambda: runnable)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in modules or None)
+    monkeypatch.setattr("legato._processor", processor, raising=False)
+    monkeypatch.setitem(sys.modules, "legato._processor", processor)
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code in (0, None)
+    assert capsys.readouterr().out.splitlines()[-1] == f"kernels: {told}"
 
 
 def test_help_names_the_commands() -> None:
