@@ -26,6 +26,8 @@ _LOADING_S = "2"  # small models load in this time
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _TAG = re.compile(r"<.*>|[\w-]+\[.*\]|constrained-\w+")
 """A union's tag in pydantic's path."""
+_SCALARS = {"bool", "str", "int", "float"}
+"""Tags, too, at the end of a path."""
 _MAX_CHARS = 1000
 """The most characters of an error: it may quote the client's values, but not megabytes of them."""
 _LIKENESS = 0.8
@@ -265,6 +267,8 @@ def _without_tags(problem: Any) -> list[str | int]:
     path = problem["loc"]
     is_named = len(path) == 1 or problem["type"] == "extra_forbidden"
     within, last = (path[:-1], path[-1:]) if is_named else (path, ())
+    if within and within[-1] in _SCALARS:
+        within = within[:-1]
     names = [part for part in within if not _TAG.fullmatch(str(part))]
     return [part for part in (*names, *last) if part != "body"]
 
