@@ -49,7 +49,7 @@ LLM serving whose streams never stall.
   legato chat --url http://127.0.0.1:8000   a chat with it in the terminal
   legato models ./model.gguf                how a model would run here, and how fast"""
 _ENTRY_POINTS = "legato.commands"
-_KERNELS = ("amx", "avx512", "avx2")
+_KERNELS = ("amx", "avx512", "avx2", "plain")
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
