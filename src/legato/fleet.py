@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from legato.core.extras import install_command
+from legato.core.version import install_command
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from legato import __version__
 from legato.cli.main import _COMMANDS, _asked_for, _parser, full_parser, main
-from legato.core.extras import install_command
+from legato.core.version import install_command
 from legato.model.native_kernels import native_instructions
 from tests.forks.start import run
 

@@ -9,7 +9,7 @@ import pytest
 
 from legato.cli.main import main
 from legato.cli.values import duration_s
-from legato.core.extras import install_command
+from legato.core.version import install_command
 from legato_lab.commands import capacity_settings
 from legato_lab.load.client import Address
 from legato_lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report

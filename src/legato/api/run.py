@@ -23,8 +23,8 @@ from legato.core import signals
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
 from legato.core.garbage import uncollected
+from legato.core.version import install_command
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.client import EngineClient
 from legato.engine.client.engine import Engine

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
-from legato.core.extras import install_command
 from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
-from legato.core.version import __version__
+from legato.core.version import __version__, install_command
 
 
 class _Plugin(NamedTuple):

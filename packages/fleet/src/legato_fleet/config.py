@@ -12,8 +12,8 @@ from legato.core.cache_config import TransferConfig
 from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
 from legato.core.ranges import Count, Seconds
+from legato.core.version import install_command
 from legato_fleet.routing.request import Role
 from legato_fleet.routing.scaling import SLOWER_S, SOONER_S
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
 from legato.core.outputs import FinishReason
 from legato.core.step_record import (
     AnswerRecord,
@@ -26,7 +25,7 @@ from legato.core.step_record import (
     RequestEnded,
     StepRecord,
 )
-from legato.core.version import __version__
+from legato.core.version import __version__, install_command
 from legato.observe.traces.feed import RecordFeed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legato.cli.values import count
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
+from legato.core.version import install_command
 from legato_lab.commands.bench_compare import add_compare_parser
 from legato_lab.commands.bench_flags import (
     add_output_flags,

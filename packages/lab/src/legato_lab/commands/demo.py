@@ -10,7 +10,7 @@ from legato.cli.flags import add_flags, add_machine_flags, engine_config
 from legato.cli.values import count, duration_s
 from legato.core.config import CalibrationConfig
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
+from legato.core.version import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console

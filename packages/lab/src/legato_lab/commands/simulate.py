@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.cli.values import rates
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
+from legato.core.version import install_command
 from legato_lab.commands.bench_flags import add_output_flag, add_trial_flags
 from legato_lab.commands.bench_reports import report_settings
 from legato_lab.commands.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings

@@ -11,7 +11,7 @@ from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.values import count, duration_s, whole
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
-from legato.core.extras import install_command
+from legato.core.version import install_command
 from legato_lab.commands.bench_flags import add_output_flag, add_prompt_flags
 from legato_lab.commands.bench_reports import report_settings
 from legato_lab.commands.fleet_flags import add_link_flags, link
