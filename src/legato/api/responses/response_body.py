@@ -254,7 +254,7 @@ class ResponsesRequest(OtherServersHints, GenerationOptions):
                 "service_tier": self.service_tier,
                 "prompt_cache_retention": self.prompt_cache_retention,
                 "verbosity": self.text and self.text.verbosity,
-                **self.model_dump(include=OtherServersHints.model_fields.keys()),
+                **self.model_dump(include=set(OtherServersHints.model_fields)),
                 **self._tool_fields(offered),
             },
             places=[place for place, _ in messages],
