@@ -10,8 +10,9 @@ _ROOT = Path(__file__).parents[2]
 _HARNESS = Path(__file__).parent / "native" / "harness.cpp"
 _OWN_MODULE = ("bindings.cpp", "processor.cpp")
 """Which need Python's headers."""
-_OPTIONS = {
+_OPTIONS: dict[str, tuple[str, ...]] = {
     "avx2": ("-march=x86-64-v3",),
+    "plain": ("-DLEGATO_PLAIN", "-march=x86-64-v3", "-Wno-psabi"),
     "avx512": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-DLEGATO_AVX512"),
 }
 _OPTIONS["amx"] = (
@@ -30,8 +31,11 @@ CASES_A_RUN = 25
 
 
 def sanitized_instructions() -> list[str]:
-    """Return the sets of instructions that run here, the one with the widest vectors last."""
-    return [name for name in _OPTIONS if name in native_instructions()]
+    """Return the sets of instructions that run here, the one with the widest vectors last.
+
+    Plain kernels are for other processors, and run on this one, too.
+    """
+    return [name for name in _OPTIONS if name in ("plain", *native_instructions())]
 
 
 def compile_harness(instructions: str, folder: Path, *, optimizes: bool = True) -> Path:
