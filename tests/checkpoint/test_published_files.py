@@ -1,7 +1,7 @@
 """Files as published tools write them, where a key and the tensors disagree or are elsewhere."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from legato.checkpoint.float_schemes import Float8Experts
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.checkpoint.scheme import Header
 from legato.checkpoint.source import ModelSource
+from legato.checkpoint.weight_files import WeightFiles
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.model.quantization import QuantizedWeight
@@ -79,6 +80,27 @@ def test_an_own_head_wins_over_the_key(
     change(folder, lambda config: config | {"tie_word_embeddings": True})
     assert_same_logits(logits(folder), reference_logits(model, PROMPT))
     assert f"{HEAD} has a value of its own" in caplog.text
+
+
+@pytest.mark.parametrize("has_own_head", [True, False])
+def test_matrices_are_compared_up_to_the_first_rows_that_differ(
+    folder: Path, has_own_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows = SHAPE["vocab_size"]
+    if not has_own_head:
+        change(folder, tensors=lambda own: own | {HEAD: own[EMBEDDING].clone()})
+    read: list[int] = []
+
+    def rows(count: int) -> Iterator[slice]:
+        for row in range(count):
+            read.append(row)
+            yield slice(row, row + 1)
+
+    monkeypatch.setattr("legato.checkpoint.weight_files.few_rows", rows)
+    files = WeightFiles(folder, ())
+    shape = num_rows, SHAPE["hidden_size"]
+    assert files.has_copies((EMBEDDING, HEAD), shape, dict) is not has_own_head
+    assert read == ([0] if has_own_head else list(range(num_rows)))
 
 
 @pytest.mark.parametrize("kept", [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD)])
