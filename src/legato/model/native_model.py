@@ -38,6 +38,7 @@ from legato.model.rope import RotaryEmbedding, RotaryTurns
 from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 
+_EMBEDDING = "model.embed_tokens.weight"
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -111,7 +112,7 @@ class NativeModel(ReadsNativeCache):
         A mixed matrix has parts that are not quantized. A layer is packed once all of it is read,
         while later layers are read: at most one for each thread, and one more.
         """
-        num_bytes = 0
+        num_bytes, head = 0, _EMBEDDING if self.spec.tie_word_embeddings else "lm_head.weight"
         packed: Counter[int] = Counter()
         others: dict[str, Weight] = {}
         unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
@@ -122,6 +123,10 @@ class NativeModel(ReadsNativeCache):
                 num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
                 if most := self.kernels.most_packed(weight):
                     packed[most] += weight_bytes(weight)
+                if name == _EMBEDDING:
+                    copy_plain(weight, self._embed_tokens.weight)
+                if name == head:
+                    packed_head = threads.pack(NativeLinear, weight, self.kernels)
                 match = _OF_LAYER.fullmatch(name)
                 if match is None:
                     others[name] = weight
@@ -130,10 +135,6 @@ class NativeModel(ReadsNativeCache):
                 own[match[2]] = weight
                 if len(own) == num_parts(self.spec, layer):
                     layers[layer] = threads.pack(self._make_layer, layer, unpacked.pop(layer))
-            embedding = others["model.embed_tokens.weight"]
-            head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
-            packed_head = threads.pack(NativeLinear, head, self.kernels)
-            copy_plain(embedding, self._embed_tokens.weight)
             self._norm.weight.copy_(plain(others["model.norm.weight"]))
             if self.spec.layer_inputs is not None:
                 self._layer_inputs = self._make_layer_inputs(self.spec.layer_inputs, others)
