@@ -209,8 +209,9 @@ def test_weights_may_come_in_any_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [NativeModel, PartlyNativeDecoder])
+@pytest.mark.parametrize("most_bytes", [2**30, 1])
 def test_few_weights_wait_to_be_packed(
-    kind: type[NativeModel | PartlyNativeDecoder], monkeypatch: pytest.MonkeyPatch
+    kind: type[NativeModel | PartlyNativeDecoder], most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packing is as late as it can be: weights are packed when their result is awaited."""
     waiting: set[object] = set()
@@ -236,12 +237,13 @@ def test_few_weights_wait_to_be_packed(
             return self._found
 
     monkeypatch.setattr("legato.model.packing.ThreadPoolExecutor", LateThreads)
+    monkeypatch.setattr("legato.model.packing._MOST_BYTES", most_bytes)
     layers = SPECS["grouped"].layers * 4
     spec = msgspec.structs.replace(SPECS["grouped"], layers=layers)
     kernels = NativeKernels(2, native_instructions()[0])
     slots = random_decoder(spec, torch.bfloat16).checkpoint_slots()
     kind(spec, kernels).load_weights(slots.items())
-    assert most == kernels.num_threads + 1
+    assert most == (2 if most_bytes == 1 else kernels.num_threads + 1)
 
 
 def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:
