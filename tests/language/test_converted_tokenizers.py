@@ -195,9 +195,22 @@ def test_tekken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tekken_folder(folder, special_tokens=None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'legato-llm\[mistral\]'"):
         load_tokenizer(ModelSource(folder))
-    tekken_folder(folder, vocab=[{"rank": 0}])
-    with pytest.raises(UnsupportedModelError, match="no list of tokens with token_bytes"):
-        load_tokenizer(ModelSource(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vocab": [{"rank": 0}]}, "no list of tokens with token_bytes"),
+        ({"vocab": []}, "first 256 tokens are not the bytes"),
+        ({"config": {"default_num_special_tokens": 10**9}}, "of 1,048,576 at most"),
+        ({"config": {"default_vocab_size": "8"}}, "of 1,048,576 at most"),
+        ({"special_tokens": [{"rank": 5, "token_str": "a"}]}, "must be contiguous"),
+        ({"special_tokens": [1]}, "cannot read"),
+    ],
+)
+def test_damaged_tekken_files(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=complaint):
+        load_tokenizer(ModelSource(tekken_folder(tmp_path, **changes)))
 
 
 def test_the_template_of_a_tekken_file(tmp_path: Path) -> None:

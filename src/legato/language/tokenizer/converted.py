@@ -3,6 +3,7 @@
 transformers converts both. What it takes on trust is checked first, and refused with its remedy.
 """
 
+import base64
 import importlib.util
 import logging
 from pathlib import Path
@@ -30,6 +31,7 @@ _SPECIAL_TOKENS = {
     "unk_token": "<unk>",
 }
 """Mistral's, of all versions."""
+_BYTES = [bytes([byte]) for byte in range(256)]
 OTHERWISE = (
     "convert it with transformers' AutoTokenizer and save_pretrained, or name another's by "
     "--tokenizer"
@@ -101,7 +103,16 @@ def _tekken_defaults(path: Path) -> dict[str, Any]:
     ):
         raise UnsupportedModelError(f"{path}: vocab is no list of tokens with token_bytes")
     longest = max((len(token["token_bytes"]) for token in vocab), default=0)
+    sizes = contents.get("config") or {}
+    counts = [sizes.get(f"default_{kind}") or 0 for kind in ("num_special_tokens", "vocab_size")]
+    if not all(type(count) is int and 0 <= count <= MAX_SIZE for count in counts):
+        raise UnsupportedModelError(
+            f"{path}: default_num_special_tokens and default_vocab_size are {counts}, of "
+            f"{MAX_SIZE:,} at most"
+        )
     _check_vocabulary(path, len(vocab), longest)
+    if [base64.b64decode(token["token_bytes"]) for token in vocab[:256]] != _BYTES:
+        raise UnsupportedModelError(f"{path}: its first 256 tokens are not the bytes in order")
     if special is None and not has_mistral_common():
         raise UnsupportedModelError(
             f"{path} has no special_tokens; mistral-common knows those of its version: pip install "
