@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from legato.api.bodies.as_chat import ChatBody
 from legato.api.bodies.body_model import (
@@ -55,7 +55,7 @@ _NAMES = {
 }
 
 
-def _no_images(images: list[str]) -> list[str]:
+def _no_images(images: Any) -> Any:
     if images:
         raise ValueError(f"is not supported{why_not_read('images')}")
     return images
@@ -319,7 +319,7 @@ class OllamaGenerateRequest(OllamaGeneration):
     """Templates in Go are not supported."""
     context: Annotated[list[int], only([]), AtMost(0)] | None = None
     """Not supported: use `/api/chat`."""
-    images: Annotated[list[str], AfterValidator(_no_images)] | None = None
+    images: Annotated[list[str], only([]), AtMost(0), BeforeValidator(_no_images)] | None = None
     """Only text is supported."""
 
     def chat(self) -> ChatBody:
