@@ -16,7 +16,7 @@ from legato.checkpoint.quantized_matrices import QuantizedMatrices
 from legato.checkpoint.scheme import Header, Scheme, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.model.model import NamedWeights
-from legato.model.quantization import few_rows
+from legato.model.quantization import few_rows, held_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class WeightFiles:
             tensors if self._matrices is None else chain(tensors, self._matrices.read())
         ):
             yield name, weight
-            num_bytes += sum(part.nbytes for part in getattr(weight, "parts", (weight,)))
+            num_bytes += held_bytes(weight)
             if num_bytes > _MAPPED_BYTES:
                 release(self._paths)
                 num_bytes = 0

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from legato.model.quantization import QuantizedWeight
+from legato.model.quantization import QuantizedWeight, held_bytes
 
 Packed = TypeVar("Packed")
 
@@ -56,6 +56,4 @@ def _num_bytes(weights: object) -> int:
     """Return the memory of a weight, or of the weights in a mapping; 0 of other arguments."""
     if isinstance(weights, Mapping):
         return sum(map(_num_bytes, weights.values()))
-    if isinstance(weights, QuantizedWeight):
-        return sum(part.nbytes for part in weights.parts)
-    return weights.nbytes if isinstance(weights, torch.Tensor) else 0
+    return held_bytes(weights) if isinstance(weights, torch.Tensor | QuantizedWeight) else 0
