@@ -20,6 +20,9 @@ class PackingThreads:
 
     At most one task for each thread, and one more, hold weights that are not packed; fewer if the
     weights are large.
+
+    Args:
+        num_threads: that pack. The thread that reads waits for them.
     """
 
     def __init__(self, num_threads: int) -> None:
