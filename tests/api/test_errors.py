@@ -131,10 +131,45 @@ def test_numbers_that_no_process_can_tell_another(
     check(response, 400, type="invalid_request_error", param=next(iter(fields)))
 
 
-def test_image_parts_are_named_in_the_message(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    response = http.post("/v1/chat/completions", json={"messages": messages})
-    assert "'image_url' is not supported: images are not read" in check(response, 400)
+_MEDIA = {
+    "images": {"image": "/v1/messages", "image_url": "/v1/chat/completions"},
+    "sounds": {"input_audio": "/v1/responses"},
+    "files": {"document": "/v1/messages", "input_file": "/v1/responses"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "medium"),
+    [(path, kind, medium) for medium, kinds in _MEDIA.items() for kind, path in kinds.items()],
+)
+def test_an_image_a_sound_or_a_file_is_named(
+    http: httpx.Client, path: str, kind: str, medium: str
+) -> None:
+    messages = [{"role": "user", "content": [{"type": kind}]}]
+    body = {"input" if path == "/v1/responses" else "messages": messages, "max_tokens": 5}
+    if path == "/v1/responses":
+        body.pop("max_tokens")
+    response = http.post(path, json=body)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert f"{kind!r} is not" in message.replace('"', "'")
+    assert f": {medium} are not read, for only the text part of a model runs" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "", "images": ["x"]}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]}),
+        ("/api/generate", {"prompt": "a", "images": ["x"]}),
+    ],
+)
+def test_images_beside_a_text_are_named(
+    http: httpx.Client, path: str, fields: dict[str, Any]
+) -> None:
+    response = http.post(path, json=fields)
+    assert response.status_code == 400
+    assert "images are not read, for only the text part of a model runs" in response.text
 
 
 def test_prompt_that_is_too_long(http: httpx.Client) -> None:

@@ -100,16 +100,22 @@ def test_of_a_gguf_file(tmp_path: Path, kind: str | None, is_native: bool) -> No
     assert kept.num_weight_bytes > 0
 
 
-def test_pages_are_given_back_while_a_gguf_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["gguf", "hub"])
+def test_pages_are_given_back_while_a_file_is_read(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legato.checkpoint.gguf._MAPPED_BYTES", 0)
+    module = {"gguf": "gguf", "hub": "weight_files"}[kind]
+    monkeypatch.setattr(f"legato.checkpoint.{module}._MAPPED_BYTES", 0)
     llama = AutoModelForCausalLM.from_config(
         LlamaConfig(**SIZES | {"num_hidden_layers": 12})
     ).eval()
-    path = tmp_path / "model.gguf"
-    write_gguf(path, "llama", llama, quantization=GGMLQuantizationType.Q8_0)
-    checkpoint = open_checkpoint(ModelConfig(model=str(path), quantization="gguf"))
+    path = tmp_path / {"gguf": "model.gguf", "hub": "model.safetensors"}[kind]
+    if kind == "gguf":
+        write_gguf(path, "llama", llama, quantization=GGMLQuantizationType.Q8_0)
+    else:
+        llama.save_pretrained(tmp_path)
+    model, quantization = (path, "gguf") if kind == "gguf" else (tmp_path, None)
+    checkpoint = open_checkpoint(ModelConfig(model=str(model), quantization=quantization))
     most = 0
     for name, weight in checkpoint.tensors(torch.device("cpu")):
         check_finite(name, weight, torch.bfloat16)  # reads each page

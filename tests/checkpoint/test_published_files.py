@@ -1,7 +1,7 @@
 """Files as published tools write them, where a key and the tensors disagree or are elsewhere."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ from legato.checkpoint.float_schemes import Float8Experts
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.checkpoint.scheme import Header
 from legato.checkpoint.source import ModelSource
+from legato.checkpoint.weight_files import WeightFiles
 from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
-from legato.model.quantization import QuantizedWeight
+from legato.model.mlp_spec import MoeSpec
+from legato.model.quantization import QuantizedWeight, plain, quantize
+from legato.model.transforms import shapes_after, split_experts
 from tests.model.conftest import assert_same_logits, reference_logits
 from tests.model.dense import packed_logits
 
@@ -79,6 +82,27 @@ def test_an_own_head_wins_over_the_key(
     change(folder, lambda config: config | {"tie_word_embeddings": True})
     assert_same_logits(logits(folder), reference_logits(model, PROMPT))
     assert f"{HEAD} has a value of its own" in caplog.text
+
+
+@pytest.mark.parametrize("has_own_head", [True, False])
+def test_matrices_are_compared_up_to_the_first_rows_that_differ(
+    folder: Path, has_own_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows = SHAPE["vocab_size"]
+    if not has_own_head:
+        change(folder, tensors=lambda own: own | {HEAD: own[EMBEDDING].clone()})
+    read: list[int] = []
+
+    def rows(count: int) -> Iterator[slice]:
+        for row in range(count):
+            read.append(row)
+            yield slice(row, row + 1)
+
+    monkeypatch.setattr("legato.checkpoint.weight_files.few_rows", rows)
+    files = WeightFiles(folder, ())
+    shape = num_rows, SHAPE["hidden_size"]
+    assert files.has_copies((EMBEDDING, HEAD), shape, dict) is not has_own_head
+    assert read == ([0] if has_own_head else list(range(num_rows)))
 
 
 @pytest.mark.parametrize("kept", [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD)])
@@ -176,6 +200,22 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
                 }
             ),
             renamed("weight_scale", "weight_scale_inv", activation_scale=torch.tensor(0.1)),
+        ),
+    ),
+    "Meta's Llama 3.1 405B": (
+        "FP8 channel",
+        lambda folder: change(
+            folder,
+            lambda config: (
+                config
+                | {
+                    "quantization_config": {
+                        "quant_method": "fbgemm_fp8",
+                        "activation_scale_ub": 1200.0,
+                        "modules_to_not_convert": ["lm_head"],
+                    }
+                }
+            ),
         ),
     ),
     "hf_quant_config.json": ("NVFP4 ModelOpt", in_a_file_of_its_own),
@@ -301,3 +341,28 @@ def test_end_tokens_of_the_text_model(
         named = {"architectures": ["Gemma3ForConditionalGeneration"]} | contents
         (tmp_path / name).write_text(json.dumps(named))
     assert load_defaults(ModelSource(tmp_path), None).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("alternates", [True, False])
+@pytest.mark.parametrize("kind", ["FP8 blocks", "FP8 of an expert", "4 bits"])
+def test_quantized_stacks_of_experts_may_be_inputs_by_outputs(kind: str, alternates: bool) -> None:
+    """They stay in FP8 where blocks have rows as they have columns; 4-bit codes are widened."""
+    count, depth, size, block = 2, 256, 192, None if kind == "FP8 of an expert" else (128, 128)
+    weight = torch.randn(count, depth, 2 * size).to(torch.float8_e4m3fn)
+    scales = torch.rand(count, 2, 3) + 0.5 if block else torch.rand(count, 1, 1) + 0.5
+    stack = Float8Experts(block).read({"": weight, "_scale_inv": scales})
+    if kind == "4 bits":
+        stack = quantize(stack.dequantize(), 4)
+    moe = MoeSpec(num_experts=count, num_active=1, size=size)
+    change = split_experts(moe, depth, alternates=alternates, may_transpose=not alternates)
+    name = "model.layers.0.mlp.experts"
+    found = dict(change(f"{name}.gate_up_proj.weight", stack))
+    whole = stack.dequantize().unflatten(0, (count, depth)).mT  # [experts, outputs, inputs]
+    for expert in range(count):
+        for i, part in enumerate(("gate_proj", "up_proj")):
+            own = found[f"{name}.{expert}.{part}.weight"]
+            assert isinstance(own, torch.Tensor) == (kind == "4 bits")
+            rows = slice(i, None, 2) if alternates else slice(i * size, (i + 1) * size)
+            assert torch.equal(plain(own), whole[expert, rows])
+    shapes = shapes_after({f"{name}.gate_up_proj.weight": tuple(stack.shape)}, [change])
+    assert shapes == {own: tuple(part.shape) for own, part in found.items()}

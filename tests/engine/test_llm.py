@@ -403,6 +403,13 @@ def test_an_answer_with_calls_is_a_message(llm: LLM, options: dict[str, Any]) ->
     assert answer.outputs[0].message is message  # calls keep their ids
 
 
+@pytest.mark.parametrize("content_format", ["auto", "openai"])
+def test_an_image_in_a_message_is_named(llm: LLM, content_format: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(InvalidRequestError, match="'image_url' is not supported: images are not"):
+        llm.chat(messages, GREEDY, chat_template_content_format=content_format)
+
+
 def test_text_that_is_no_chat_with_tools_is_content(llm: LLM) -> None:
     (plain,) = llm.generate("The sky is", GREEDY, use_tqdm=False)
     assert plain.outputs[0].message is not None

@@ -17,6 +17,7 @@ from legato.model.model import NamedWeights
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_model import NativeModel
 from legato.model.native_operators import NativeLinear
+from legato.model.partly_native import PartlyNativeDecoder
 from legato.model.quantization import BLOCK, FLOAT8_TABLE, QuantizedWeight, plain, quantize
 from legato.model.spec import DecoderSpec
 from tests.executor.backends import BLOCK_SIZE
@@ -207,8 +208,12 @@ def test_weights_may_come_in_any_order(name: str) -> None:
         assert prompt_scores(SPECS[name], weights) == in_order
 
 
-def test_few_layers_wait_to_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing is as late as it can be: a layer is packed when its result is awaited."""
+@pytest.mark.parametrize("kind", [NativeModel, PartlyNativeDecoder])
+@pytest.mark.parametrize("most_bytes", [2**30, 1])
+def test_few_weights_wait_to_be_packed(
+    kind: type[NativeModel | PartlyNativeDecoder], most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing is as late as it can be: weights are packed when their result is awaited."""
     waiting: set[object] = set()
     most = 0
 
@@ -231,13 +236,14 @@ def test_few_layers_wait_to_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
                 self._found = work(*args)
             return self._found
 
-    monkeypatch.setattr("legato.model.native_model.ThreadPoolExecutor", LateThreads)
+    monkeypatch.setattr("legato.model.packing.ThreadPoolExecutor", LateThreads)
+    monkeypatch.setattr("legato.model.packing._MOST_BYTES", most_bytes)
     layers = SPECS["grouped"].layers * 4
     spec = msgspec.structs.replace(SPECS["grouped"], layers=layers)
     kernels = NativeKernels(2, native_instructions()[0])
     slots = random_decoder(spec, torch.bfloat16).checkpoint_slots()
-    NativeModel(spec, kernels).load_weights(slots.items())
-    assert most == kernels.num_threads + 1
+    kind(spec, kernels).load_weights(slots.items())
+    assert most == (2 if most_bytes == 1 else kernels.num_threads + 1)
 
 
 def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float], int]:

@@ -38,7 +38,7 @@ NOT_NATIVE = {
     **dict.fromkeys(
         (
             *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"),
-            *("mistral4", "youtu", "minicpm3"),
+            *("deepseek-v3.2", "glm-5", "mistral4", "youtu", "minicpm3"),
         ),
         "latent is LatentAttention, not none",
     ),

@@ -55,6 +55,8 @@ _ROUTED = {
     "topk_group": 2,
     "routed_scaling_factor": 1.5,
 }
+_INDEXER = {"index_topk": 512, "index_head_dim": 32, "index_n_heads": 2}
+"""Of DeepSeek-V3.2; it chooses all tokens of a short text."""
 _GEMMA4 = {
     "head_dim": 32,
     "global_head_dim": 64,
@@ -245,6 +247,35 @@ MODELS = {
             "mlp_only_layers": [1],
         },
     ),
+    "mellum": Tiny(
+        "mellum",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "sliding_window": WINDOW,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "rope_parameters": {
+                FULL: _yarn(rope_theta=500000.0),
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "hunyuan-v3": Tiny(
+        "hy_v3",
+        {
+            **_EXPERTS,
+            "head_dim": 64,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 64,
+            "router_scaling_factor": 1.5,
+        },
+    ),
     "olmoe": Tiny("olmoe", {**_EXPERTS, "num_experts": 6, "num_experts_per_tok": 3}),
     "granite-moe": Tiny(
         "granitemoe",
@@ -341,6 +372,16 @@ MODELS = {
             "rope_interleave": False,
         },
     ),
+    "deepseek-v3.2": Tiny(
+        "deepseek_v32",
+        {
+            **_LATENT,
+            **_ROUTED,
+            **_INDEXER,
+            "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0),
+        },
+    ),
+    "glm-5": Tiny("glm_moe_dsa", {**_LATENT, **_ROUTED, **_INDEXER}),
     "mistral4": Tiny(
         "mistral4",
         {

@@ -1,9 +1,10 @@
 """Opens a checkpoint and loads it into a model."""
 
+import ctypes
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from typing import TypeVar
@@ -168,7 +169,14 @@ def fill_model(
         )
     model = make()
     model.load_weights(_read_weights(checkpoint, dtype, device, quantization, communicator))
+    _give_back_memory()
     return model
+
+
+def _give_back_memory() -> None:
+    """Give back what was freed: glibc keeps codes that were unpacked while they were packed."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

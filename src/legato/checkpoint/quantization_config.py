@@ -169,6 +169,7 @@ _METHODS = {
     "gptq": _gptq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "fbgemm_fp8": lambda _: (Float8(None),),
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,

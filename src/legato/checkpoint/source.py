@@ -17,7 +17,9 @@ _HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
 _SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """How llama.cpp names a part of a model: its number from 1, and how many there are."""
 _COMPANION = re.compile(r"(?i)(.*[-._])?mmproj([-._].*)?|mtp-.*")
-_TEXT_PATTERNS = ("*.json", "*.jinja")
+TEKKEN_FILE, SENTENCEPIECE_FILE = "tekken.json", "tokenizer.model"
+_TOKENIZER_FILES = ("tokenizer.json", TEKKEN_FILE, SENTENCEPIECE_FILE)
+_TEXT_PATTERNS = ("*.json", "*.jinja", SENTENCEPIECE_FILE)
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
 # Folders hold other formats, except sentence-transformers' 1_Pooling and additional_chat_templates.
@@ -39,7 +41,7 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def has_tokenizer(self) -> bool:
-        return self.is_gguf or (self.path / "tokenizer.json").is_file()
+        return self.is_gguf or any((self.path / name).is_file() for name in _TOKENIZER_FILES)
 
     @property
     def passed_over(self) -> list[str]:

@@ -1,6 +1,8 @@
 """Tensors in the safetensors files of a folder, and quantized matrices made of some of them."""
 
+import ctypes
 import logging
+import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,6 +16,7 @@ from legato.checkpoint.quantized_matrices import QuantizedMatrices
 from legato.checkpoint.scheme import Header, Scheme, num_bytes
 from legato.core.errors import UnsupportedModelError
 from legato.model.model import NamedWeights
+from legato.model.quantization import few_rows, held_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,9 @@ _CACHE_SCALES = (
 )
 """Ends of the names of scales of a cache in FP8, which no cache here has."""
 _MOST_TENSORS = 2**20
+_MAPPED_BYTES = 2**26
+"""Of the files that may be in memory beside the weights that are made of them."""
+_MAPPINGS = Path("/proc/self/maps")
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -49,7 +55,8 @@ class WeightFiles:
     def __init__(self, folder: Path, schemes: Sequence[Scheme]) -> None:
         self._file_of: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
-        for path in _weight_files(folder):
+        self._paths = _weight_files(folder)
+        for path in self._paths:
             file = _open(path)
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 if name.endswith(_CACHE_SCALES):
@@ -96,7 +103,8 @@ class WeightFiles:
     ) -> bool:
         """Whether two weights, such as an embedding matrix and an output projection, are equal.
 
-        A matrix that is quantized is no copy. A warning says that two weights differ.
+        Reads a few rows at a time, up to the first that differ. A matrix that is quantized is no
+        copy. A warning says that two weights differ.
 
         Args:
             names: of the weights, as the model has them.
@@ -105,16 +113,48 @@ class WeightFiles:
         """
         alike = [own for own, header in self.others.items() if header.shape == shape]
         stored = {name: own for own in alike for name in shapes_after({own: shape})}
-        tensors = [self.read(stored[name]) for name in names if name in stored]
-        are_equal = len(tensors) == len(names) and torch.equal(*tensors)
+        pair = [stored[name] for name in names if name in stored]
+        are_equal = len(pair) == len(names) and all(
+            torch.equal(*(self._file_of[name].get_slice(name)[rows] for name in pair))
+            for rows in few_rows(shape[0])
+        )
         if not are_equal:
             logger.warning("%s has a value of its own, though the description ties it", names[1])
         return are_equal
 
     def weights(self, others: Iterable[str]) -> NamedWeights:
-        """Yield the tensors of these names, then the quantized matrices."""
-        tensors = ((name, self.read(name)) for name in others)
-        return tensors if self._matrices is None else chain(tensors, self._matrices.read())
+        """Yield the tensors of these names, then the quantized matrices.
+
+        Gives back the files' pages every few of them.
+        """
+        tensors: NamedWeights = ((name, self.read(name)) for name in others)
+        num_bytes = 0
+        for name, weight in (
+            tensors if self._matrices is None else chain(tensors, self._matrices.read())
+        ):
+            yield name, weight
+            num_bytes += held_bytes(weight)
+            if num_bytes > _MAPPED_BYTES:
+                release(self._paths)
+                num_bytes = 0
+        release(self._paths)
+
+
+def release(paths: Iterable[Path]) -> None:
+    """Give back the memory of files' mapped pages. A page that is read again is mapped again.
+
+    Pages that are locked stay in memory, and those of systems other than Linux.
+    """
+    if not _MAPPINGS.exists():
+        return
+    names = {str(path.resolve()) for path in paths}
+    libc = ctypes.CDLL(None)
+    for line in _MAPPINGS.read_text().splitlines():
+        place, *_, name = line.split(maxsplit=5)
+        if name in names:
+            first, end = (int(address, 16) for address in place.split("-"))
+            size = ctypes.c_size_t(end - first)
+            libc.madvise(ctypes.c_void_p(first), size, mmap.MADV_DONTNEED)
 
 
 def dtype_named(name: object) -> torch.dtype | None:

@@ -16,7 +16,7 @@ from legato.core.slo import ServiceParams
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.requests import last_tokens, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
-from legato.language.conversation.rewrite import arguments_object, content_text
+from legato.language.conversation.rewrite import arguments_object, content_text, why_not_read
 from legato.language.conversation.template import (
     DEFAULT_OPTIONS,
     ChatTemplates,
@@ -232,14 +232,16 @@ def _for_template(message: Message, *, keeps_parts: bool) -> dict[str, Any]:
     """Return a message with arguments as objects, and its content as one text or in parts."""
     readable = dict(message)
     content = readable.get("content")
-    if isinstance(content, list) and not keeps_parts:
+    if isinstance(content, list):
         for part in content:
-            if part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text":
                 raise InvalidRequestError(
-                    f"a content part of type {part.get('type')!r} is not supported",
+                    f"a content part of type {kind!r} is not supported{why_not_read(kind)}",
                     param="messages",
                 )
-        readable["content"] = content_text(content)
+        if not keeps_parts:
+            readable["content"] = content_text(content)
     if readable.get("tool_calls"):
         readable["tool_calls"] = list(map(_call_for_template, readable["tool_calls"]))
     return readable

@@ -89,7 +89,8 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
         "vision_start_token_id vision_token_id vit_hidden_size projector_intermediate_size"
     ),
     "predictors of further tokens do not run": (
-        "mtp_layers_block_type mtp_num_hidden_layers mtp_use_dedicated_embeddings"
+        "mtp_layer_types mtp_layers_block_type mtp_mlp_layer_types mtp_num_hidden_layers "
+        "mtp_use_dedicated_embeddings num_mtp_layers"
     ),
     "it follows from other keys": (
         "_sliding_window_pattern block_dim block_norm_eps conv_dim conv_dim_out expand "

@@ -7,9 +7,10 @@ import msgspec
 
 from legato.core.errors import UnsupportedModelError
 from legato.model import families
-from legato.model.description import FULL, SLIDING, Biased, ExpertKeys, Windowed
+from legato.model.description import FULL, SLIDING, Biased, ExpertKeys, RopeKeys, Windowed
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.spec import DecoderSpec, LayerSpec
+from legato.model.spec_builder import check_kinds, rope, spec
 
 
 class SparseSteps(ExpertKeys):
@@ -29,6 +30,12 @@ class DeepseekExperts(ExpertKeys):
     first_k_dense_replace: int = 0
     n_group: int | None = 1
     topk_group: int | None = 1
+
+
+class ListedMlps(ExpertKeys):
+    """The key that lists which layers have experts."""
+
+    mlp_layer_types: list[str] | None = None
 
 
 class Mixtral(families.Mistral, ExpertKeys): ...
@@ -84,6 +91,53 @@ def qwen3_moe(d: Qwen3Moe) -> DecoderSpec:
         _changed(families.qwen3(d), windows),
         sparse=sparse_steps(d),
         is_normalized=d.norm_topk_prob,
+    )
+
+
+class Mellum(RopeKeys, Windowed, ListedMlps):
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    norm_topk_prob: bool = True
+
+
+def mellum(d: Mellum) -> DecoderSpec:
+    """Describe Mellum 2: Qwen3's mixtures, with windows and a rope of their own in listed layers.
+
+    JetBrains, 2026.
+    """
+    kinds = d.kinds(0)
+    ropes = rope(d, d.rope_of(FULL, theta=5e5)), rope(d, d.rope_of(SLIDING, theta=1e4))
+    dense = spec(
+        d,
+        windows=d.windows_of(kinds),
+        ropes=ropes,
+        rope_of_layer=[int(kind == SLIDING) for kind in kinds],
+        attention={"qk_norm": "head"},
+    )
+    return with_experts(d, dense, sparse=listed_sparse(d), is_normalized=d.norm_topk_prob)
+
+
+class HunyuanV3(families.Llama, ListedMlps):
+    num_shared_experts: int = 1
+    router_scaling_factor: float = 2.826
+    first_k_dense_replace: int = 1
+
+
+def hunyuan_v3(d: HunyuanV3) -> DecoderSpec:
+    """Describe Hunyuan 3: experts by sigmoid after the first layer, and one for all tokens.
+
+    Tencent, 2026. The router is that of DeepSeek-V3 (arXiv:2412.19437) without groups.
+    """
+    first = d.first_k_dense_replace
+    return with_experts(
+        d,
+        _changed(families.llama(d), qk_norm="head"),
+        sparse=listed_sparse(d) or [layer >= first for layer in range(d.num_hidden_layers)],
+        score="sigmoid",
+        has_selection_bias=True,
+        factor=d.router_scaling_factor,
+        shared_size=d.expert_size * d.num_shared_experts or None,
     )
 
 
@@ -275,3 +329,12 @@ def sparse_steps(d: SparseSteps) -> list[bool]:
     """Return which layers of a Qwen model have experts."""
     step, dense = d.decoder_sparse_step, d.mlp_only_layers or ()
     return [i not in dense and (i + 1) % step == 0 for i in range(d.num_hidden_layers)]
+
+
+def listed_sparse(d: ListedMlps) -> list[bool] | None:
+    """Return which layers have experts; None if the file has no list of them."""
+    kinds = d.mlp_layer_types
+    if kinds is None:
+        return None
+    check_kinds(d, kinds, {"dense", "sparse"})
+    return [kind == "sparse" for kind in kinds]

@@ -2,18 +2,22 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import Biased
 from legato.model.expert_families import (
     DeepseekExperts,
+    ListedMlps,
     deepseek_v3_router,
+    listed_sparse,
     router_groups,
     with_deepseek_experts,
 )
 from legato.model.latent import LatentAttentionSpec
 from legato.model.rope import rope_frequencies, temperature
 from legato.model.spec import DecoderSpec
-from legato.model.spec_builder import check_kinds, spec
+from legato.model.spec_builder import spec
 
 
 class Latent(Biased):
@@ -59,21 +63,27 @@ def deepseek_v3(d: DeepseekV3) -> DecoderSpec:
     return with_deepseek_experts(d, _latent(d), **deepseek_v3_router(d))
 
 
-class Glm4MoeLite(DeepseekV3):
-    mlp_layer_types: list[str] | None = None
+class Glm4MoeLite(DeepseekV3, ListedMlps): ...
 
 
 def glm4_moe_lite(d: Glm4MoeLite) -> DecoderSpec:
     """Describe GLM-4.7-Flash: DeepSeek-V3 with a list of the layers that have experts."""
-    kinds = d.mlp_layer_types
-    if kinds is not None:
-        check_kinds(d, kinds, {"dense", "sparse"})
-    return with_deepseek_experts(
-        d,
-        _latent(d),
-        sparse=None if kinds is None else [kind == "sparse" for kind in kinds],
-        **deepseek_v3_router(d),
-    )
+    sparse = listed_sparse(d)
+    return with_deepseek_experts(d, _latent(d), sparse=sparse, **deepseek_v3_router(d))
+
+
+class Indexed(Glm4MoeLite):
+    index_topk: int = 2048
+
+
+def indexed(d: Indexed) -> DecoderSpec:
+    """Describe DeepSeek-V3.2 and GLM-5 without their indexer, as long as it chooses all tokens.
+
+    DeepSeek-AI, 2025, arXiv:2512.02556: it chooses `index_topk` tokens to attend to. Up to so many,
+    the layers are those of DeepSeek-V3.
+    """
+    whole = glm4_moe_lite(d)
+    return replace(whole, max_model_len=min(whole.max_model_len, d.index_topk))
 
 
 def mistral4(d: DeepseekV3) -> DecoderSpec:

@@ -5,9 +5,9 @@ remain the description of the architecture, and the fallback.
 """
 
 import re
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import islice
 
@@ -32,11 +32,13 @@ from legato.model.native_weights import (
     take_parts,
     weight_bytes,
 )
+from legato.model.packing import PackingThreads
 from legato.model.quantization import copy_plain, plain
 from legato.model.rope import RotaryEmbedding, RotaryTurns
 from legato.model.spec import LAYER_INPUTS_TABLE, DecoderSpec, LayerInputsSpec
 from legato.model.states import StepStates
 
+_EMBEDDING = "model.embed_tokens.weight"
 _OF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -110,18 +112,21 @@ class NativeModel(ReadsNativeCache):
         A mixed matrix has parts that are not quantized. A layer is packed once all of it is read,
         while later layers are read: at most one for each thread, and one more.
         """
-        num_bytes = 0
+        num_bytes, head = 0, _EMBEDDING if self.spec.tie_word_embeddings else "lm_head.weight"
         packed: Counter[int] = Counter()
         others: dict[str, Weight] = {}
         unpacked: defaultdict[int, dict[str, Weight]] = defaultdict(dict)  # key the layer
-        with ThreadPoolExecutor(self.kernels.num_threads) as threads:
+        with PackingThreads(self.kernels.num_threads) as threads:
             layers: dict[int, Future[object]] = {}
-            waiting: deque[Future[object]] = deque()
             for name, found in weights:
                 weight = as_computed(name, found)
                 num_bytes += weight_bytes(weight) if self.spec.reads_every_step(name) else 0
                 if most := self.kernels.most_packed(weight):
                     packed[most] += weight_bytes(weight)
+                if name == _EMBEDDING:
+                    copy_plain(weight, self._embed_tokens.weight)
+                if name == head:
+                    packed_head = threads.pack(NativeLinear, weight, self.kernels)
                 match = _OF_LAYER.fullmatch(name)
                 if match is None:
                     others[name] = weight
@@ -129,15 +134,7 @@ class NativeModel(ReadsNativeCache):
                 layer, own = int(match[1]), unpacked[int(match[1])]
                 own[match[2]] = weight
                 if len(own) == num_parts(self.spec, layer):
-                    made = threads.submit(self._make_layer, layer, unpacked.pop(layer))
-                    layers[layer] = made
-                    waiting.append(made)
-                    if len(waiting) > self.kernels.num_threads:
-                        waiting.popleft().result()
-            embedding = others["model.embed_tokens.weight"]
-            head = embedding if self.spec.tie_word_embeddings else others["lm_head.weight"]
-            packed_head = threads.submit(NativeLinear, head, self.kernels)
-            copy_plain(embedding, self._embed_tokens.weight)
+                    layers[layer] = threads.pack(self._make_layer, layer, unpacked.pop(layer))
             self._norm.weight.copy_(plain(others["model.norm.weight"]))
             if self.spec.layer_inputs is not None:
                 self._layer_inputs = self._make_layer_inputs(self.spec.layer_inputs, others)

@@ -8,7 +8,7 @@ not compute.
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
@@ -35,6 +35,7 @@ from legato.model.native_operators import (
 from legato.model.native_recurrence import NativeMixer
 from legato.model.native_support import TILE_DEPTH, why_not_experts
 from legato.model.native_weights import DTYPE, Weight, as_computed, join
+from legato.model.packing import PackingThreads
 from legato.model.quantization import copy_plain, plain
 from legato.model.recurrence import RecurrentMixer
 from legato.model.spec import DecoderSpec
@@ -131,7 +132,7 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
         """Load weights, and keep quantized ones of products so, except mixed matrices.
 
         A product, or a layer's experts, are packed once all parts are read, while later ones are
-        read.
+        read: at most one for each thread, and one more.
         """
         slots = self.checkpoint_slots()
         sites: dict[str, _Site | _ExpertsSite] = {**dict(self._sites()), **self._experts_sites()}
@@ -139,7 +140,7 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
         unpacked: dict[str, dict[str, Weight]] = {}  # key the site's path
         stay_packed: Counter[int] = Counter()
         self.num_weight_bytes = 0
-        with ThreadPoolExecutor(self.kernels.num_threads) as threads:
+        with PackingThreads(self.kernels.num_threads) as threads:
             packed: dict[str, Future[Any]] = {}
             for name, weight in weights:
                 if self.spec.reads_every_step(name):
@@ -153,10 +154,10 @@ class PartlyNativeDecoder(Decoder, ReadsNativeCache):
                     own, site = unpacked.setdefault(path, {}), sites[path]
                     own[name] = weight
                     if len(own) == site.num_weights:
-                        packed[path] = threads.submit(site.pack, unpacked.pop(path), self.kernels)
+                        packed[path] = threads.pack(site.pack, unpacked.pop(path), self.kernels)
                 if name == _EMBEDDING and self.spec.tie_word_embeddings:
                     head = partial(NativeProduct, weight, None, torch.float32, self.kernels)
-                    packed[_HEAD] = threads.submit(head)
+                    packed[_HEAD] = threads.pack(head)
             parts = {path: part.result() for path, part in packed.items()}
         self._replace(parts)
         self.rows = self.kernels.rows_with(stay_packed)

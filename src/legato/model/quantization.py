@@ -128,6 +128,12 @@ def plain(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
+def held_bytes(weight: torch.Tensor | QuantizedWeight) -> int:
+    """Return the memory of the weight: a code takes a byte until it is packed."""
+    parts = weight.parts if isinstance(weight, QuantizedWeight) else (weight,)
+    return sum(part.nbytes for part in parts)
+
+
 def copy_plain(weight: torch.Tensor | QuantizedWeight, out: torch.Tensor) -> None:
     """Write `plain(weight)` into `out`, with only a few rows in memory at a time."""
     if not isinstance(weight, QuantizedWeight):

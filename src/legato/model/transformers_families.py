@@ -85,15 +85,14 @@ _HEADS = "its layers have different numbers of heads, and gates of their own"
 _SOUNDS = "it reads sounds"
 
 _REASONS: Mapping[str, str] = {
-    _INDEXED: "deepseek_v32 dots3_note glm5_next glm_moe_dsa hy_v4 minimax_m3_vl qwen4_exp",
+    _INDEXED: "dots3_note glm5_next hy_v4 minimax_m3_vl qwen4_exp",
     _HEADS: "laguna step3p5 step3p7",
     _SOUNDS: "glmasr moss_transcribe_diarize qwen3_asr voxtral_realtime",
     "its experts scale what they read, and its layers attend to chunks": "llama4 llama4_text",
     "its layers mix several streams": "deepseek_v4",
     "its weights depend on whether a token is of text or of an image": "ernie4_5_moe_vl phi4mm",
     "it does not write one token after the other": "diffusion_gemma",
-    "its layers have kinds of rope and of MLP by layer, which its family's code lacks": "mellum",
-    "its router and its shared expert are not described yet": "bailing_moe hy_v3",
+    "its router and its shared expert are not described yet": "bailing_moe",
     "its attention has gates of their own": "muse_glimmer",
     "its files have Mistral's own names": "mistral_large3 mistral_large4",
     "its layers are not described yet": (

@@ -6,7 +6,7 @@ activations, residuals, experts) is transformers' code and PyTorch's operators.
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import NativeProduct
 from legato.model.native_support import LARGEST_HEAD, TILE_DEPTH
+from legato.model.packing import PackingThreads
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.states import StepStates
 from legato.model.transformers_attention import AttentionCall, attending
@@ -68,7 +69,7 @@ class TransformersModel:
         linear = matrices(self._causal)
         parts: dict[str, dict[str, _Weight]] = {}
         num_threads = 1 if self._kernels is None else self._kernels.num_threads
-        with ThreadPoolExecutor(num_threads) as threads:
+        with PackingThreads(num_threads) as threads:
             packed: dict[str, Future[nn.Module]] = {}
             for name, weight in weights:
                 self._count(name, weight)
@@ -80,12 +81,12 @@ class TransformersModel:
                     own[leaf] = weight
                     if len(own) == 1 + (linear[path].bias is not None):
                         make = partial(self._product, linear[path], **parts.pop(path))
-                        packed[path] = threads.submit(make)
+                        packed[path] = threads.pack(make)
                 if name == self.spec.embedding and self.spec.tie_word_embeddings:
                     head = self.spec.head.removesuffix(".weight")
                     parts.setdefault(head, {})["weight"] = weight
             for path, own in parts.items():
-                packed[path] = threads.submit(partial(self._product, linear[path], **own))
+                packed[path] = threads.pack(partial(self._product, linear[path], **own))
             for path, product in packed.items():
                 self._causal.set_submodule(path, product.result())
         self._fill_buffers()

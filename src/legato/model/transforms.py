@@ -7,6 +7,7 @@ one convention. Transforms move whole rows, so a quantized weight stays quantize
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,8 @@ Transform = Callable[[str, Weight], Iterable[Named]]
 """Maps a tensor and its name to tensors that replace it; most tensors stay as they are."""
 
 
+_GROUPS = (128, 64, 32)
+"""Rows that may share a scale, of a quantized matrix that is transposed."""
 _FUSED_EXPERTS = re.compile(
     r"(.*\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(\.weight|[._]bias)?"
 )
@@ -142,9 +145,10 @@ def split_experts(
     quantized.
 
     Args:
-        alternates: gates and ups do; a weight that is not quantized is [experts, inputs, outputs].
-        may_transpose: a weight that is not quantized may be so without that. Its shape tells; of
-            as many inputs as outputs, it is.
+        alternates: gates and ups do; a weight that is not quantized is [experts, inputs, outputs],
+            and a quantized one that has no other shape is so, too.
+        may_transpose: a weight may be so without that. Its shape tells; of as many inputs as
+            outputs, it is.
     """
     count, size, width = experts.num_experts, experts.size, experts.latent_size or hidden_size
     sizes = {
@@ -195,17 +199,36 @@ def _of_each(
     is_flat = is_matrix and len(weight.shape) == len(of_one)
     if is_flat:
         shape: tuple[int, ...] = (count * of_one[0], *of_one[1:])
+        turned = (count * of_one[1], of_one[0])
+        is_transposed = tuple(weight.shape) == turned and (
+            may_transpose or (alternates and turned != shape)
+        )
+        shape = turned if is_transposed else shape
     else:
         shape = (count, *(of_one[::-1] if is_transposed else of_one))
     if tuple(weight.shape) != shape:
         raise UnsupportedModelError(f"{name} has shape {tuple(weight.shape)} instead of {shape}")
     for expert in range(count):
         if is_flat:
-            rows = range(expert * of_one[0], (expert + 1) * of_one[0])
-            yield _rows(weight, weight.shape[0], rows)
+            size = shape[0] // count
+            own = _rows(weight, weight.shape[0], range(expert * size, (expert + 1) * size))
+            yield _transposed(own) if is_transposed else own
         else:
             own = plain(weight)[expert]
             yield own.T if is_transposed and is_matrix else own
+
+
+def _transposed(weight: Weight) -> Weight:
+    """Transpose a matrix; a quantized one stays so if its scales are of blocks of rows, too."""
+    if isinstance(weight, torch.Tensor):
+        return weight.T
+    depth, scales = len(weight.codes), weight.scales
+    for group in _GROUPS:
+        blocks = scales.reshape(-1, group, scales.shape[1]) if depth % group == 0 else None
+        if blocks is not None and weight.minima is None and (blocks == blocks[:, :1]).all():
+            own = blocks[:, 0].repeat_interleave(weight.group, dim=1).T.contiguous()
+            return replace(weight, codes=weight.codes.T.contiguous(), scales=own)
+    return plain(weight).T
 
 
 def _applied(name: str, weight: Weight, transforms: Sequence[Transform]) -> Iterator[Named]:

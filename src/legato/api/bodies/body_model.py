@@ -31,6 +31,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.engine.client.requests import check_token_ids, with_bad_words
 from legato.engine.process.engine_messages import EngineInfo
 from legato.language.conversation.guard import MessageSpecialTokens
+from legato.language.conversation.rewrite import why_not_read
 
 if TYPE_CHECKING:  # the server's process parses no bodies
     from legato.language.conversation.prompt import ChatPrompts
@@ -240,7 +241,8 @@ def by_type(what: str, *kinds: str, **others: str) -> tuple[Discriminator, Befor
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
         if kind not in kinds and not (isinstance(kind, str) and kind in others):
-            raise ValueError(f"{what} of type {json.dumps(kind, default=str)} is not supported")
+            named = json.dumps(kind, default=str)
+            raise ValueError(f"{what} of type {named} is not supported{why_not_read(kind)}")
         return value
 
     return Discriminator(tag), BeforeValidator(check)

@@ -23,7 +23,7 @@ from legato.api.limits import (
     MAX_TOOL_CALLS,
 )
 from legato.core.errors import InvalidRequestError
-from legato.language.conversation.rewrite import arguments_object
+from legato.language.conversation.rewrite import arguments_object, why_not_read
 from legato.language.conversation.template import ConversationOptions
 
 # Arguments of the renderer itself, which requests must not set.
@@ -43,12 +43,6 @@ _CONTENT = {"type": "array", "items": _TEXT_PART, "maxItems": MAX_CONTENT_PARTS}
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Key the type of a content part, value the field that has its text."""
 _MEDIA = ("audio", "images", "videos")
-_MEDIUM_OF = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "images"),
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), "sounds"),
-    **dict.fromkeys(("video", "video_url", "input_video"), "videos"),
-}
-"""Key the type of a content part, value what it would have."""
 
 
 def _joined_text(value: Any) -> Any:
@@ -64,10 +58,8 @@ def _part_text(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get(TEXT_PARTS.get(kind)) if isinstance(kind, str) else None
     if not isinstance(text, str):
-        medium = _MEDIUM_OF.get(kind) if isinstance(kind, str) else None
-        why = f": {medium} are not read, for only the text part of a model runs" if medium else ""
         raise PartError(
-            f"a content part of type {kind!r} is not supported{why}; parts are "
+            f"a content part of type {kind!r} is not supported{why_not_read(kind)}; parts are "
             '{"type": "text", "text": "..."}',
             index,
         )
@@ -145,7 +137,7 @@ class ChatMessage(LenientModel):
     def _refuse_media(cls, data: Any) -> Any:
         for name in _MEDIA:
             if isinstance(data, dict) and data.get(name):
-                raise PartError("only text is supported", name)
+                raise PartError(f"is not supported{why_not_read(name)}", name)
         return data
 
     @model_validator(mode="after")

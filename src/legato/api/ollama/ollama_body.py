@@ -31,6 +31,7 @@ from legato.api.openai.embedding_body import EmbeddingRequest
 from legato.api.openai.pooled_prompts import PooledPrompts
 from legato.core.errors import InvalidRequestError
 from legato.core.sampling_params import MAX_REPETITION_PENALTY, SEED_LIMIT, TOP_K_LIMIT
+from legato.language.conversation.rewrite import why_not_read
 
 _DURATION = re.compile(r"-?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|-?0")
 _SAMPLING = {
@@ -52,6 +53,12 @@ _NAMES = {
     "reasoning_effort": "think",
     "enable_thinking": "think",
 }
+
+
+def _no_images(images: Any) -> Any:
+    if images:
+        raise ValueError(f"is not supported{why_not_read('images')}")
+    return images
 
 
 def _duration(value: Any) -> Any:
@@ -312,7 +319,7 @@ class OllamaGenerateRequest(OllamaGeneration):
     """Templates in Go are not supported."""
     context: Annotated[list[int], only([]), AtMost(0)] | None = None
     """Not supported: use `/api/chat`."""
-    images: Annotated[list[str], only([]), AtMost(0)] | None = None
+    images: Annotated[list[str], only([]), AtMost(0), BeforeValidator(_no_images)] | None = None
     """Only text is supported."""
 
     def chat(self) -> ChatBody:

@@ -19,6 +19,7 @@ from legato.api.bodies.chat_messages import TEXT_PARTS, CallArguments
 from legato.api.job import InputItem
 from legato.api.limits import MAX_CONTENT_PARTS, MAX_MESSAGES
 from legato.api.responses.response_tools import called_name
+from legato.language.conversation.rewrite import why_not_read
 from legato.language.message.tools import CUSTOM_INPUT
 
 _PART = {
@@ -42,7 +43,7 @@ def _part_text(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise ValueError(
-            f"a content part of type {kind!r} is not supported; parts are "
+            f"a content part of type {kind!r} is not supported{why_not_read(kind)}; parts are "
             '{"type": "input_text", "text": "..."}'
         )
     return part.get(TEXT_PARTS[kind])

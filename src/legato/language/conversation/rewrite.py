@@ -21,6 +21,14 @@ To call a function, answer with its name and its arguments in JSON within <tool_
 
 Message = dict[str, Any]
 
+_MEDIUM_OF = {
+    **dict.fromkeys(("image", "images", "image_url", "input_image"), "images"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "sounds"),
+    **dict.fromkeys(("video", "videos", "video_url", "input_video"), "videos"),
+    **dict.fromkeys(("file", "input_file", "document"), "files"),
+}
+"""Key the type of a content part, or a field of a message, value what it has."""
+
 
 def with_tools_in_system_message(
     messages: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -203,6 +211,18 @@ def content_text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
+
+
+def why_not_read(kind: object) -> str:
+    """Return why a part or a field of a message is refused, to follow "is not supported".
+
+    Empty unless it has an image, a sound, a video or a file.
+
+    Args:
+        kind: the type of the part, or the name of the field.
+    """
+    medium = _MEDIUM_OF.get(kind) if isinstance(kind, str) else None
+    return f": {medium} are not read, for only the text part of a model runs" if medium else ""
 
 
 def _name(call: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ _Metadata = dict[str, Any]
 
 _BPE_MODELS = {"gpt2": None, "gemma4": "gemma4"}
 """Key `tokenizer.ggml.model`, value the pre-tokenizer that it implies."""
-_MAX_TOKEN_CHARS = 1024
+MAX_TOKEN_CHARS = 1024
 """The time to build a tokenizer grows with the square of this."""
 
 
@@ -167,9 +167,9 @@ def _check_tokens(tokens: Any) -> None:
         raise UnsupportedModelError("the GGUF tokenizer's tokens are not strings")
     if len(tokens) > MAX_SIZE:
         raise UnsupportedModelError(f"the GGUF tokenizer has {len(tokens)} tokens, over {MAX_SIZE}")
-    if max(map(len, tokens), default=0) > _MAX_TOKEN_CHARS:
+    if max(map(len, tokens), default=0) > MAX_TOKEN_CHARS:
         raise UnsupportedModelError(
-            f"the GGUF tokenizer has a token of over {_MAX_TOKEN_CHARS} characters"
+            f"the GGUF tokenizer has a token of over {MAX_TOKEN_CHARS} characters"
         )
 
 

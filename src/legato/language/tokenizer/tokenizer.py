@@ -18,6 +18,7 @@ from legato.core.validation import check_token_ids, refusing_what_fails
 from legato.core.vocabulary import Vocabulary
 from legato.language.conversation.guard import MessageGuard, SpecialStrings, StandIns
 from legato.language.message.message_syntax import MessageSyntax
+from legato.language.tokenizer.converted import OTHERWISE, load_converted, tekken_template
 from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 from legato.language.tokenizer.stand_ins import StandInEncoder
 from legato.language.tokenizer.token_bytes import TokenDecoder
@@ -299,7 +300,7 @@ class _Pretrained(PreTrainedTokenizerFast):  # type: ignore[misc]
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tokenizer:
-    """Load a checkpoint's tokenizer: its tokenizer.json, or the one a GGUF file describes.
+    """Load a checkpoint's tokenizer: its file, or the one a GGUF file describes.
 
     Args:
         chat_template: a template's text, in place of the tokenizer's own.
@@ -314,15 +315,20 @@ def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Tok
             return _tokenizer(_Pretrained(backend, **options), chat_template)
     if not source.has_tokenizer:
         raise UnsupportedModelError(
-            f"{source.path} has no tokenizer.json; convert its tokenizer with transformers' "
-            "AutoTokenizer and save_pretrained, or name another's by --tokenizer"
+            f"{source.path} has no tokenizer.json, tekken.json or tokenizer.model; {OTHERWISE}"
         )
-    # The base class reads tokenizer.json directly; AutoTokenizer would import torch.
+    path = source.path / "tokenizer.json"
     with refusing_what_fails(source.path):
-        pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
-        check_token_ids(source.path / "tokenizer.json", pretrained.get_vocab())
+        if path.is_file():
+            # The base class reads it directly; AutoTokenizer would import torch.
+            pretrained = PreTrainedTokenizerFast.from_pretrained(source.path, local_files_only=True)
+            check_token_ids(path, pretrained.get_vocab())
+        else:
+            pretrained = load_converted(source.path)
         if pretrained.chat_template is None:
             pretrained.chat_template = _processor_template(source.path)
+        if pretrained.chat_template is None and chat_template is None and not path.is_file():
+            pretrained.chat_template = tekken_template(source.path)
         _drop_added_eos(pretrained, read_json(source.path / "tokenizer_config.json"))
         return _tokenizer(pretrained, chat_template)
 
