@@ -8,7 +8,7 @@ from functools import partial
 
 from legato.core.rows import RowCounts
 from legato.gpu.device import Device
-from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_inputs import LoadedStep, StepSize
 from legato.gpu.step_program import StepProgram
 
 Replay = Callable[[], None]
@@ -50,9 +50,10 @@ class GraphRunner:
         is_mixed = padded > self._max_decodes or (has_chunks and padded >= fewest)
         return StepSize(padded, self._rows.padded(num_samples), is_mixed)
 
-    def forward(self, size: StepSize) -> None:
+    def forward(self, step: LoadedStep) -> None:
+        size = step.size
         layers = self._layers.get((size.num_rows, size.has_chunks))
-        layers() if layers is not None else self._program.layers(size)
+        layers() if layers is not None else self._program.layers(*step)
         head = self._heads.get(size.num_samples)
         head() if head is not None else self._program.head(size)
 

@@ -27,7 +27,8 @@ def run_step(program: StepProgram, device: Device, size: StepSize) -> None:
     Its logits are adjusted and all its tokens scored, since that takes the most memory.
     """
     program.words.zero_()
-    program.forward(size)
+    program.layers(size)
+    program.head(size)
     program.sample(size, adjusted=program.adjusted(size.num_samples, []))
     program.scores(torch.arange(size.num_samples, device=device.torch_device), MAX_LOGPROBS)
     device.synchronize()
