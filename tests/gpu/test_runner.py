@@ -131,9 +131,12 @@ def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runner, "_MOST_ROWS", 8)
     device = device_here()
-    _, program = make_executor(plain, **BLOCKS, device=device, max_rows=16)
+    _, program = make_executor(plain, **BLOCKS, device=device, max_rows=24)
     graphs = GraphRunner(program, device, ROWS, max_decodes=MAX_DECODES)
-    warm_up(program, graphs, device)
+    with monkeypatch.context() as noting:
+        warmed = note_sizes(program, noting)
+        warm_up(program, graphs, device)
+    assert 16 in {size.num_rows for size in warmed}, "a step without a graph meets its size anew"
     assert not program.blocks[0][:, :, 0].count_nonzero(), "what was computed of nothing is left"
     program.blocks[0].fill_(torch.nan)
     sizes = note_sizes(program, monkeypatch)
@@ -159,9 +162,9 @@ def note_sizes(program: StepProgram, monkeypatch: pytest.MonkeyPatch) -> list[St
     sizes: list[StepSize] = []
     layers = program.layers
 
-    def noted(size: StepSize, *counts: Any) -> None:
+    def noted(size: StepSize, *counts: Any, **options: Any) -> None:
         sizes.append(size)
-        layers(size, *counts)
+        layers(size, *counts, **options)
 
     monkeypatch.setattr(program, "layers", noted)
     return sizes

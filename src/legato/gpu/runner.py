@@ -79,6 +79,12 @@ class GraphRunner:
             self._heads[count] = self._graph(partial(program.head, size))
             self._samples[count] = self._graph(partial(program.sample, size))
 
+    def larger(self) -> Iterator[StepSize]:
+        """Yield the sizes of steps without a graph."""
+        for num_rows in self._rows.up_to(self._program.max_rows):
+            if num_rows > self.largest.num_rows:
+                yield self.size(num_rows, 0, has_chunks=True)
+
     def _sizes(self) -> Iterator[StepSize]:
         """Yield the largest size first: smaller ones share its memory."""
         for num_rows in reversed(self._rows.up_to(self.largest.num_rows)):
