@@ -1,6 +1,8 @@
 """How fast is Legato on this GPU, beside what the GPU can do, and is it right there?
 
     python -m benchmarks gpu [--out out/gpu] [--model FOLDER] [--part steps] [--again] [--minutes 8]
+    python -m benchmarks gpu --part quick      # what is worth most, in three minutes, in OUT/quick
+    python -m benchmarks gpu --part peers      # ten minutes; vLLM as `parts/servers.py` says
 
 Runs parts one after the other and prints each as it ends: what the machine can do; decodes, prompts
 and both in one step beside the roofline; streams with an ITL promise while long prompts come; the
@@ -15,6 +17,7 @@ where a part failed, and with 2 without a GPU. A clone needs no installation, on
 """
 
 import argparse
+import shlex
 import sys
 import tarfile
 import time
@@ -24,20 +27,24 @@ import torch
 
 from benchmarks.gpu.figures import section
 from benchmarks.gpu.page import page
-from benchmarks.gpu.runner import PARTS, measured
-from benchmarks.gpu.settings import Settings, shape_folder
+from benchmarks.gpu.runner import GROUPS, PARTS, QUICK, measured
+from benchmarks.gpu.settings import QUICK_SIZES, Settings, Sizes, shape_folder
 from benchmarks.runner.main import main
 from benchmarks.runner.run import Run
 
 MINUTES = 8
+_GROUP_MINUTES = {QUICK: 3.0, "peers": 10.0}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(out=Path("out/gpu"))
     parser.add_argument("--model", type=Path, help="folder of another shape's config.json")
-    parser.add_argument("--part", action="append", choices=PARTS, help="this one alone")
+    parser.add_argument(
+        "--part", action="append", choices=[*GROUPS, *PARTS], help="this one, or group, alone"
+    )
     parser.add_argument("--again", action="store_true", help="what has been measured, too")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="that all may take")
+    parser.add_argument("--minutes", type=float, help="that all may take")
+    parser.add_argument("--vllm", default="vllm", help="command before `serve`")
     parser.add_argument("--itl-slo-ms", type=float, default=25.0, help="that is promised")
 
 
@@ -46,17 +53,21 @@ def measure(run: Run) -> int:
     if not torch.cuda.is_available():
         print("benchmarks.gpu measures a GPU, and torch sees none here", file=sys.stderr)
         return 2
+    named = flags.part or list(PARTS)
+    is_quick = QUICK in named
     settings = Settings(
         model=str(flags.model or shape_folder(flags.out)),
-        out=str(flags.out),
+        out=str(flags.out / QUICK if is_quick else flags.out),
         itl_slo_s=flags.itl_slo_ms / 1e3,
+        vllm=tuple(shlex.split(flags.vllm)),
+        sizes=QUICK_SIZES if is_quick else Sizes(),
     )
-    until_s = time.monotonic() + 60 * flags.minutes
+    minutes = flags.minutes or max(_GROUP_MINUTES.get(name, MINUTES) for name in named)
+    until_s = time.monotonic() + 60 * minutes
     page_path = run.file("page.md")
     found = {}
-    for part, figures in measured(
-        settings, flags.part or list(PARTS), again=flags.again, until_s=until_s
-    ):
+    parts = list(dict.fromkeys(part for name in named for part in GROUPS.get(name, (name,))))
+    for part, figures in measured(settings, parts, again=flags.again, until_s=until_s):
         found[part] = figures
         print(section(figures), end="\n\n", flush=True)
         page_path.write_text(page(settings, found), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""How long work on a device takes."""
+"""How long work on a device takes, and how fast its clock runs."""
 
 import itertools
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -14,16 +15,38 @@ _REPEATS_ON_HOST = 2
 _CALLS_IN_GRAPH = 8
 
 
-def median_s(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+def median_s(
+    call: Callable[[], object], device: torch.device, repeats: int = 10, *, warm_s: float = 0.0
+) -> float:
     """Of several calls, one after the other on the device; the first ones do not count.
 
     On a host a few will do, where only the benchmark itself is tried.
+
+    Args:
+        warm_s: how long calls run before one counts, so that the chip is as hot as in a long run.
     """
     if device.type != "cuda":
         return statistics.median(_on_host(call, _REPEATS_ON_HOST))
-    for _ in range(_WARM_UPS):
-        call()
-    return statistics.median(_on_device(call, repeats))
+    until_s = time.perf_counter() + warm_s
+    while True:
+        for _ in range(_WARM_UPS):
+            call()
+        torch.cuda.synchronize()
+        if time.perf_counter() >= until_s:
+            return statistics.median(_on_device(call, repeats))
+
+
+def sm_clock_mhz(device: torch.device) -> int | None:
+    """The clock of the multiprocessors right now; None if it cannot be read."""
+    if device.type != "cuda":
+        return None
+    command = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    command.append(f"--id={device.index or 0}")
+    try:
+        told = subprocess.check_output(command, text=True, timeout=5, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return int(told) if told.strip().isdigit() else None
 
 
 def median_in_graph_s(call: Callable[[], object], device: torch.device) -> float:

@@ -16,6 +16,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         least: what the machine's roofline allows, in the same unit.
         target: how many times that is good enough.
         limit: what was promised of it, in the same unit.
+        clock_mhz: of the multiprocessors, just after it was measured.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     least: float | None = None
     target: float | None = None
     limit: float | None = None
+    clock_mhz: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -57,17 +59,25 @@ class Report:
 
     Args:
         keep: is given all figures so far, each time that there are more.
+        clock: returns `Row.clock_mhz`.
     """
 
-    def __init__(self, title: str, keep: Callable[[Figures], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        title: str,
+        keep: Callable[[Figures], None] = lambda _: None,
+        clock: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._title = title
         self._keep = keep
+        self._clock = clock
         self._rows: dict[str, Row] = {}  # key the row's name
         self._notes: list[str] = []
 
     def add(self, *rows: Row) -> None:
         """Rows replace earlier ones of the same name."""
-        self._rows |= {row.name: row for row in rows}
+        clock_mhz = self._clock()
+        self._rows |= {row.name: msgspec.structs.replace(row, clock_mhz=clock_mhz) for row in rows}
         self._keep(self.figures(UNENDED))
 
     def note(self, text: str) -> None:
@@ -103,6 +113,7 @@ def _table(rows: Sequence[Row]) -> str:
         "roofline": [_told(row.least, row.unit) for row in rows],
         "ratio": [_told(row.ratio, "") for row in rows],
         "target": [_told(row.target, "") for row in rows],
+        "clock": [_told(row.clock_mhz, "MHz") for row in rows],
     }
     shown = {name: cells for name, cells in columns.items() if any(cells)}
     lines = [list(shown), ["---"] * len(shown), *map(list, zip(*shown.values(), strict=True))]

@@ -15,23 +15,35 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.gpu.clock import sm_clock_mhz
 from benchmarks.gpu.figures import UNENDED, Figures, PartFailedError, Report
 from benchmarks.gpu.settings import Settings
 
 PARTS = {
     "ceilings": 60.0,
     "steps": 150.0,
+    "batch": 90.0,
     "streams": 150.0,
     "correctness": 180.0,
     "attention": 60.0,
     "experts": 60.0,
     "products": 60.0,
     "sampling": 60.0,
-    "peers": 120.0,
+    "static": 90.0,
+    "transformers": 120.0,
+    "servers": 480.0,
     "fp8": 90.0,
+    "fp8_exact": 90.0,
     "int4": 90.0,
 }
 """Key the name, value the seconds after which it is given up. What later parts need goes first."""
+
+QUICK = "quick"
+GROUPS = {
+    QUICK: ("ceilings", "steps", "batch", "fp8", "fp8_exact", "static", "streams"),
+    "peers": ("static", "transformers", "servers"),
+}
+"""Parts by the name of a group, the part of most worth first."""
 
 _FEWEST_S = 15.0
 """In which no part could end."""
@@ -99,7 +111,8 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
 def run_part(settings: Settings, part: str) -> Figures:
     """In this process, with each row written as it comes; a failure is told, and where it lies."""
     module = importlib.import_module(f"benchmarks.gpu.parts.{part}")
-    report = Report(module.TITLE, partial(_write, settings.figures_file(part)))
+    clock = partial(sm_clock_mhz, settings.torch_device)
+    report = Report(module.TITLE, partial(_write, settings.figures_file(part)), clock)
     try:
         module.run(settings, report)
     except PartFailedError as error:

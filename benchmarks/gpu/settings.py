@@ -48,9 +48,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         decoded: number of steps; their median counts.
         prompt: a long one.
         chunks: that it is computed in.
-        mixed: chunks beside `mixed_streams`, at position `mixed_start`.
+        mixed: chunks beside `mixed_streams`, at position `mixed_start`. Beside 128 streams, 1,920
+            tokens make 2,048 rows: whole waves of products, and the largest graph.
+        quantized: streams of the parts with quantized weights.
+        has_variants: whether decodes are also measured with one step in flight, and sampled.
         max_model_len: the longest prompt and all that follows it.
         probe_streams, probe_s: that decode while long prompts come for so long.
+        probe_longs: prompts that come at once to a server.
+        vllm_chunks: chunk sizes of vLLM.
         probe_tokens: that each of them may come to: more than it will.
         batch: (requests, prompt, output) of the offline runs.
         matrix: of a large product, and `vector_bytes` of a large copy.
@@ -61,28 +66,45 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     decoded: int = 30
     prompt: int = 8192
     chunks: tuple[int, ...] = (8192, 2048)
-    mixed: tuple[int, ...] = (128, 512, 2048)
+    mixed: tuple[int, ...] = (128, 512, 1920, 2048)
     mixed_streams: int = 128
     mixed_start: int = 4096
+    quantized: tuple[int, ...] = (1, 32, 128, 256)
+    has_variants: bool = True
     max_model_len: int = 16_384
     probe_streams: int = 32
     probe_s: float = 20.0
+    probe_longs: int = 8
+    vllm_chunks: tuple[int, ...] = (2048, 512, 8192)
     probe_tokens: int = 4096
     batch: tuple[int, int, int] = (256, 512, 128)
     matrix: int = 8192
     vector_bytes: int = 4 * 2**30
 
 
+QUICK_SIZES = Sizes(
+    decoded=20,
+    chunks=(8192,),
+    mixed=(128, 512, 1920),
+    quantized=(128,),
+    has_variants=False,
+    probe_s=10.0,
+)
+"""What three minutes have room for."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes:
     out: folder of the figures.
     itl_slo_s: that the probe asks for; None asks for no promise.
+    vllm: command before `serve`.
     """
 
     model: str
     out: str
     device: str = "cuda"
     itl_slo_s: float | None = 0.025
+    vllm: tuple[str, ...] = ("vllm",)
     sizes: Sizes = Sizes()
 
     def figures_file(self, part: str) -> Path:
@@ -105,8 +127,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prompts(self) -> RandomPrompts:
         """Of tokens that the model has."""
-        spec = open_checkpoint(self.engine().model).spec
-        return RandomPrompts(vocab_size=spec.vocab_size, seed=0)
+        return RandomPrompts(vocab_size=self.vocab_size, seed=0)
+
+    @property
+    def vocab_size(self) -> int:
+        return open_checkpoint(self.engine().model).spec.vocab_size
 
     @property
     def torch_device(self) -> torch.device:

@@ -1,9 +1,9 @@
 """Compiles kernels for GPUs that are not there.
 
-    python -m tests.gpu.compile_kernels OUT.json [--once] ["what of launches.py" ...]
+    python -m tests.gpu.compile_kernels OUT.json [--once] [--for 89,100,120] [LAUNCH ...]
 
-With `--once`, a launch for several GPUs is compiled for the first of them alone: most often
-that with less shared memory.
+A launch is compiled for the GPUs that it is listed for in `launches.py`, or for those given. With
+`--once`, it is compiled for the first of them alone: most often that with less shared memory.
 
 Launchers run as they do on a GPU, on tensors of the meta device and shapes of real models; all
 that is left out is the launch. So each kernel is compiled with the very constants, alignments and
@@ -103,6 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--for", dest="architectures", default="")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
     absent = _NoGPU()
@@ -111,12 +112,14 @@ def main() -> None:
     for name, launch in LAUNCHES.items():
         if args.names and name not in args.names:
             continue
-        for absent.architecture in launch.architectures[: 1 if args.once else None]:
+        asked = tuple(map(int, args.architectures.split(","))) if args.architectures else ()
+        architectures = asked or launch.architectures
+        for absent.architecture in architectures[: 1 if args.once else None]:
             with torch.device("meta"):
                 kernels = _compile(launch.run)
             assert kernels, f"{name} launches nothing"
             reports += [_report(name, absent.architecture, kernel) for kernel in kernels]
-    args.out.write_text(json.dumps(reports, indent=1))
+            args.out.write_text(json.dumps(reports, indent=1))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,13 @@
 Architecture = int
 """NVIDIA's compute capability."""
 
-MOST_SHARED_BYTES: dict[Architecture, int] = {80: 163 * 1024, 90: 227 * 1024}
+MOST_SHARED_BYTES: dict[Architecture, int] = {
+    80: 163 * 1024,
+    89: 99 * 1024,
+    90: 227 * 1024,
+    100: 227 * 1024,
+    120: 99 * 1024,
+}
 """Value what a block of threads may have."""
 
 _RESERVED_SHARED_BYTES = 1024

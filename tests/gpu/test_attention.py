@@ -1,17 +1,27 @@
 """Attention of packed rows against float64, in caches whose other blocks are NaN."""
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.runtime.interpreter import GridExecutor
 
 from legato.gpu.kernels import attention
 from legato.gpu.kernels.attention import attend
 from legato.gpu.kernels.attention_parts import make_scratch
-from legato.gpu.work_items import Tiling, section_size, work_lists, write_work
+from legato.gpu.work_items import (
+    Tiling,
+    TokenSpan,
+    section_size,
+    work_lists,
+    write_work,
+    written_counts,
+)
+from tests.gpu.host_twin import on_the_twin
 from tests.gpu.numbers import DTYPES, assert_near, each_dtype
 from tests.gpu.paged import PagedStep, numpy_section
 from tests.profiles import examples
@@ -209,6 +219,65 @@ def test_shapes_of_large_models(
             has_wide=dtype != torch.float32,  # as in steps
         )
         _check(step, out, sliding_window)
+
+
+@on_the_twin
+@pytest.mark.parametrize(
+    ("rows", "has_chunks", "is_graph"),
+    [
+        pytest.param([(8192, 0)], True, False, id="a prompt"),
+        pytest.param([(1, 1023)] * 128 + [(4096, 0)], True, False, id="decodes and a prompt"),
+        pytest.param([(1, 1023)] * 128 + [(1920, 4096)], True, True, id="decodes and a chunk"),
+        pytest.param([(1, 1023)] * 128, False, True, id="decodes"),
+        pytest.param([(1, 8191)], False, True, id="a decode"),
+    ],
+)
+def test_programs_have_items(
+    rows: list[tuple[int, int]],
+    has_chunks: bool,
+    is_graph: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of Llama 3.1 8B on an H200; graphs have a few for each processor."""
+    num_rows, (num_heads, num_kv_heads, head_dim) = sum(n for n, _ in rows), (32, 8, 128)
+    shape = Tiling(num_heads, num_kv_heads, 132).shape(num_rows, has_chunks=has_chunks)
+    section = numpy_section(section_size(shape))
+    firsts = accumulate((count for count, _ in rows), initial=0)
+    spans = [
+        TokenSpan(slot, first, *span)
+        for slot, (first, span) in enumerate(zip(firsts, rows, strict=False))
+    ]
+    write_work(section, shape, spans, None)
+    counts = written_counts(section, shape)
+    launched: list[int] = []
+
+    def note(kernel: GridExecutor, *_: Any, **__: Any) -> None:
+        launched.extend(kernel.grid)
+
+    monkeypatch.setattr(GridExecutor, "__call__", note)
+    query = torch.empty(num_rows, num_heads, head_dim, dtype=torch.float16, device="meta")
+    cache = torch.empty(64, num_kv_heads, 64, head_dim, dtype=torch.float16, device="meta")
+    attend(
+        query,
+        cache,
+        cache,
+        torch.empty(len(rows), 256, dtype=torch.int32, device="meta"),
+        work_lists(torch.from_numpy(section), shape, None if is_graph else counts),
+        torch.empty_like(query),
+        make_scratch(shape, num_heads=num_heads, head_dim=head_dim, device=query.device),
+        scale=1.0,
+        sliding_window=None,
+    )
+    needed = [
+        number
+        for num_items, num_merges in counts
+        for number in (num_kv_heads * num_items, num_heads * num_merges)
+    ]
+    if is_graph:
+        assert len(launched) == len(needed)
+        assert max(launched) <= 13 * 132
+    else:
+        assert launched == [number for number in needed if number]
 
 
 def test_a_quantized_cache(device: torch.device) -> None:

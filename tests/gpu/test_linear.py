@@ -173,6 +173,42 @@ def test_multiplies_8_bit_floats(device: torch.device, has_bias: bool) -> None:
     assert errors.abs().max() < 0.25
 
 
+def test_short_sums_of_8_bit_floats_are_added_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def note(rows: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+        asked.append(options["use_fast_accum"])
+        return rows.new_empty(len(rows), weight.shape[1], dtype=options["out_dtype"])
+
+    monkeypatch.setattr(torch, "_scaled_mm", note)
+    for depth in (linear.MOST_FAST_DEPTH, linear.MOST_FAST_DEPTH + 16):
+        values = torch.zeros(1, depth).to(torch.float8_e4m3fn)
+        scales = torch.ones(1, 1)
+        linear.Fp8Linear(values, scales, None)._product(values, scales, torch.bfloat16)
+    assert asked == [True, False]
+
+
+def test_adding_fast_errs_less_than_rounding_to_8_bits() -> None:
+    """A model of the adder: of 32 products and their sum so far, aligned, 13 bits are kept."""
+    generator = torch.Generator().manual_seed(0)
+    rows, weights = torch.randn(2, 4, linear.MOST_FAST_DEPTH, generator=generator)
+    rows[:, ::500] *= 50  # as activations have
+    sides = [(side, side.abs().amax(1, keepdim=True) / 448) for side in (rows, weights)]
+    (left, left_scale), (right, right_scale) = (
+        ((side / scale).to(torch.float8_e4m3fn).double(), scale.double()) for side, scale in sides
+    )
+    products = left[:, None] * right
+    fast = torch.zeros(4, 4, dtype=torch.float64)
+    for some in products.split(32, dim=2):
+        terms = torch.cat([some, fast[:, :, None]], dim=2)
+        kept = 2.0 ** (terms.abs().amax(2, keepdim=True).log2().floor() - 13)
+        fast = ((terms / kept).trunc() * kept).sum(2)
+    scales = left_scale * right_scale.T
+    rounding = products.sum(2) * scales - rows.double() @ weights.double().T
+    adding = (fast - products.sum(2)) * scales
+    assert 0 < adding.norm() < 0.1 * rounding.norm()
+
+
 def test_larger_groups_stay_codes_and_others_do_not() -> None:
     weight = replace(quantize(torch.randn(6, 128), 8), scales=torch.rand(6, 2))
     blocks = in_blocks(weight)

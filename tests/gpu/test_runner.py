@@ -14,7 +14,7 @@ from legato.core.rows import GPU_ROWS, RowCounts
 from legato.gpu import runner
 from legato.gpu.gpu_executor import GpuExecutor
 from legato.gpu.runner import GraphRunner
-from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_inputs import LoadedStep, StepSize
 from legato.gpu.step_program import StepProgram
 from legato.gpu.warm_up import warm_up
 from tests.gpu.executors import Engine, device_here, make_executor, request
@@ -38,8 +38,8 @@ class Sized:
         self.max_rows, self.max_samples = max_rows, max_samples
         self.asked: list[tuple[str, StepSize]] = []
 
-    def __getattr__(self, part: str) -> Callable[[StepSize], None]:
-        return lambda size: self.asked.append((part, size))
+    def __getattr__(self, part: str) -> Callable[..., None]:
+        return lambda size, *_: self.asked.append((part, size))
 
 
 class Recorder:
@@ -71,7 +71,7 @@ def test_steps_are_padded_to_what_was_captured(
     num_captured = device.num_captured
     num_samples = min(num_samples, num_rows, max_decodes)
     size = graphs.size(num_rows, num_samples, has_chunks=has_chunks)
-    graphs.forward(size)
+    graphs.forward(LoadedStep(size, ()))
     graphs.sample(size)
     # A step without samples asks for a part that does nothing.
     asked = [part for part, of in program.asked if part == "layers" or of.num_samples]
@@ -104,7 +104,7 @@ def test_steps_with_drafts_have_graphs(rows: list[int], max_num_seqs: int) -> No
     program.asked.clear()
     is_long = max(rows) > NARROW
     size = graphs.size(sum(rows), sum(rows), has_chunks=is_long)
-    graphs.forward(size)
+    graphs.forward(LoadedStep(size, ()))
     graphs.sample(size)
     assert not program.asked
     assert size.has_chunks is (is_long and size.num_rows >= 16)
@@ -131,9 +131,12 @@ def test_replayed_steps_are_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runner, "_MOST_ROWS", 8)
     device = device_here()
-    _, program = make_executor(plain, **BLOCKS, device=device, max_rows=16)
+    _, program = make_executor(plain, **BLOCKS, device=device, max_rows=24)
     graphs = GraphRunner(program, device, ROWS, max_decodes=MAX_DECODES)
-    warm_up(program, graphs, device)
+    with monkeypatch.context() as noting:
+        warmed = note_sizes(program, noting)
+        warm_up(program, graphs, device)
+    assert 16 in {size.num_rows for size in warmed}, "a step without a graph meets its size anew"
     assert not program.blocks[0][:, :, 0].count_nonzero(), "what was computed of nothing is left"
     program.blocks[0].fill_(torch.nan)
     sizes = note_sizes(program, monkeypatch)
@@ -159,9 +162,9 @@ def note_sizes(program: StepProgram, monkeypatch: pytest.MonkeyPatch) -> list[St
     sizes: list[StepSize] = []
     layers = program.layers
 
-    def noted(size: StepSize) -> None:
+    def noted(size: StepSize, *counts: Any, **options: Any) -> None:
         sizes.append(size)
-        layers(size)
+        layers(size, *counts, **options)
 
     monkeypatch.setattr(program, "layers", noted)
     return sizes

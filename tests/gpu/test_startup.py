@@ -176,8 +176,11 @@ class Sized:
     def synchronize(self) -> None:
         pass
 
-    def forward(self, size: StepSize) -> None:
+    def layers(self, size: StepSize) -> None:
         self.peak = max(self.peak, self.in_use + self.in_passing[size.num_rows])
+
+    def head(self, size: StepSize) -> None:
+        assert size.num_samples == 2
 
     def adjusted(self, num_samples: int, rows: list[object]) -> torch.Tensor:
         assert not rows

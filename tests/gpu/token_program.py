@@ -16,7 +16,7 @@ import torch
 from legato.executor.sampler import NO_TOKEN
 from legato.gpu.decoder import GpuDecoder
 from legato.gpu.kernels.sampling import FAULTY, GREEDY, NOTHING
-from legato.gpu.step_inputs import StepInputs, StepSize
+from legato.gpu.step_inputs import LoadedStep, StepInputs, StepSize
 from legato.gpu.step_program import StepProgram
 from tests.gpu.host_twin import HostTwin
 from tests.model.random_models import decoder_spec
@@ -70,9 +70,8 @@ class TokenProgram(StepProgram):
             num_rows, num_samples = num_rows + 5, num_samples + 2
         return super().size(num_rows, num_samples, has_chunks=has_chunks)
 
-    def forward(self, size: StepSize, *, num_layers: int | None = None) -> None:
-        assert num_layers is None
-        self._twin.enqueue(partial(self._forward, self.inputs(size)))
+    def forward(self, step: LoadedStep) -> None:
+        self._twin.enqueue(partial(self._forward, self.inputs(step.size)))
 
     def _forward(self, inputs: StepInputs) -> None:
         tokens = inputs.input_source.numpy().copy()
@@ -82,7 +81,7 @@ class TokenProgram(StepProgram):
         self._cache[places[places >= 0]] = tokens[places >= 0]
         context: dict[int, tuple[int, ...]] = {}
         for work in inputs.groups[0].work:
-            for slot, first_row, num_rows, position, *_ in work.items.tolist():
+            for slot, first_row, num_rows, position, *_ in work.items[: work.counts[0]].tolist():
                 for row in range(num_rows):
                     context[first_row + row] = self._read(slot, position + row + 1)
         for sample, row in enumerate(inputs.sample_rows.tolist()):

@@ -17,9 +17,15 @@ from benchmarks.__main__ import main as run_benchmark
 from benchmarks.gpu import __main__, runner
 from benchmarks.gpu.figures import UNENDED, Figures, PartFailedError, Report, Row, section
 from benchmarks.gpu.page import page
-from benchmarks.gpu.parts import correctness
+from benchmarks.gpu.parts import correctness, servers
 from benchmarks.gpu.parts.ceilings import known_roofline
-from benchmarks.gpu.settings import LLAMA_3_1_8B, Settings, Sizes, shape_folder
+from benchmarks.gpu.settings import (
+    LLAMA_3_1_8B,
+    QUICK_SIZES,
+    Settings,
+    Sizes,
+    shape_folder,
+)
 
 from legato.checkpoint.loader import open_checkpoint
 from legato.core.config import ModelConfig
@@ -38,6 +44,9 @@ TINY = {
 }
 SIZES = Sizes(
     streams=(1, 3),
+    quantized=(1, 3),
+    vllm_chunks=(16,),
+    probe_longs=1,
     context=40,
     decoded=6,
     prompt=96,
@@ -84,16 +93,18 @@ def test_the_shape_is_llamas(tmp_path: Path) -> None:
 
 def test_ceilings(settings: Settings) -> None:
     figures = of_part(settings, "ceilings")
-    assert len(names(figures)) == 3
-    assert len(figures.notes) == 1
+    assert len(names(figures)) == 5
+    assert len(figures.notes) == 2
 
 
 def test_a_roofline_is_measured_once(settings: Settings) -> None:
     file = settings.figures_file("ceilings")
     file.parent.mkdir()
     rows = [
-        Row(name="copy on the device", value=3.0, unit="TB/s"),
-        Row(name="matrix product, bfloat16", value=798.0, unit="TFLOP/s"),
+        Row(name="copy on the device", value=3.5, unit="TB/s"),
+        Row(name="matrix product, bfloat16", value=830.0, unit="TFLOP/s"),
+        Row(name="copy on the device, hot", value=3.0, unit="TB/s"),
+        Row(name="matrix product, bfloat16, hot", value=798.0, unit="TFLOP/s"),
     ]
     file.write_bytes(msgspec.json.encode(Figures(title="", rows=rows)))
     assert known_roofline(settings) == MeasuredRates(bytes_a_s=3.0e12, flops_a_s=798e12)
@@ -102,8 +113,10 @@ def test_a_roofline_is_measured_once(settings: Settings) -> None:
 
 
 def test_steps(settings: Settings) -> None:
-    told = names(of_part(settings, "steps"))
-    assert told[1:] == [
+    figures = of_part(settings, "steps")
+    assert "Kernels of 2 streams and 16 tokens at 32" in figures.notes[-1]
+    assert "| `aten::" in figures.notes[-1]
+    assert names(figures)[1:] == [
         "ITL of 1 stream at 40",
         "ITL of 3 streams at 40",
         "ITL of 2 streams at 40, 1 step in flight",
@@ -123,8 +136,76 @@ def test_streams_end_to_end(settings: Settings) -> None:
     assert len(names(figures)) == 8
 
 
-def test_peers(settings: Settings) -> None:
-    assert len(names(of_part(settings, "peers"))) == 3
+def test_a_batch_has_no_promise(settings: Settings) -> None:
+    promised = msgspec.structs.replace(settings, itl_slo_s=0.5)
+    [name] = names(of_part(promised, "batch"))
+    assert name == "output of 3 x 20 in, 4 out, at once, no promise"
+
+
+@pytest.mark.parametrize(("part", "count"), [("static", 2), ("transformers", 1)])
+def test_peers_that_need_no_network(part: str, count: int, settings: Settings) -> None:
+    assert len(names(of_part(settings, part))) == count
+
+
+FAKE_VLLM = """
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({"data": [{"id": "model", "max_model_len": 4096}]})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["stream"] and asked["ignore_eos"], asked
+        self.send_response(200)
+        self.end_headers()
+        count = asked["max_tokens"]
+        for number in range(count):
+            time.sleep(0.005)
+            self.event({"choices": [{"text": "x"}], "usage": {"completion_tokens": number + 1}})
+        self.event({"choices": [], "usage": {"completion_tokens": count}})
+        self.wfile.write(b"data: [DONE]\\n\\n")
+
+    def event(self, told):
+        self.wfile.write(b"data: " + json.dumps(told).encode() + b"\\n\\n")
+
+    def answer(self, told):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+
+    def log_message(self, *_):
+        pass
+
+flags = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+assert sys.argv[1] == "serve" and flags["--load-format"] == "dummy", sys.argv
+assert flags["--max-num-batched-tokens"] == "16", flags
+ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
+"""
+
+
+def test_vllm_is_asked_over_http(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are those of any server; Legato's own are left out here."""
+    program = tmp_path / "fake_vllm.py"
+    program.write_text(FAKE_VLLM)
+    settings = msgspec.structs.replace(settings, vllm=(sys.executable, str(program)))
+    whole = servers._commands
+    monkeypatch.setattr(servers, "_commands", lambda settings: list(whole(settings))[:1])
+    assert names(of_part(settings, "servers")) == [
+        f"vLLM, chunks of 16: {figure}"
+        for figure in (
+            "start",
+            "median gap",
+            "median beside long prompts",
+            "P99 beside them",
+            "long prompts' TTFT",
+            "streams' output beside them",
+            "output of 3 x 20 in, 4 out",
+        )
+    ]
 
 
 def test_tests_that_fail_are_named(tmp_path: Path) -> None:
@@ -162,7 +243,7 @@ def test_a_second_call_goes_on_where_the_first_one_ended(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = measured(settings, "ceilings")
-    assert len(names(first)) == 3
+    assert len(names(first)) == 5
     assert measured(settings, "ceilings") == first
     monkeypatch.setitem(runner.PARTS, "ceilings", 0.01)
     assert "took more than" in measured(settings, "ceilings", again=True).failure
@@ -243,8 +324,8 @@ def test_a_page(settings: Settings) -> None:
     assert "| ITL | 6 ms | 5 ms | 1.20 | 1.20 |" in text
     assert "| prompt | 20,000 tokens/s | 40,000 tokens/s | 2 |  |" in text
     assert (
-        "Not measured yet: ceilings, streams, correctness, attention, experts, products, sampling, "
-        "peers, fp8, int4."
+        "Not measured yet: ceilings, batch, streams, correctness, attention, experts, products, "
+        "sampling, static, transformers, servers, fp8, fp8_exact, int4."
     ) in text
     assert "**Failed**: broken" in section(Figures(title="Peers", failure="broken"))
 
@@ -271,6 +352,25 @@ def test_each_part_is_printed_and_on_the_page(
     for part in runner.PARTS:
         assert f"## Part {part}" in printed
         assert f"## Part {part}" in written
+
+
+def test_the_quick_part_has_sizes_and_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(
+        settings: Settings, parts: list[str], *, until_s: float, **_: object
+    ) -> Iterator[tuple[str, Figures]]:
+        assert (settings.sizes, settings.out) == (QUICK_SIZES, str(tmp_path / "gpu" / "quick"))
+        assert settings.vllm == ("python", "-m", "vllm")
+        assert until_s < time.monotonic() + 180
+        yield from ((part, Figures(title=part)) for part in parts)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(__main__, "measured", found)
+    flags = ["--part", "quick", "--vllm", "python -m vllm", "--out", str(tmp_path / "gpu")]
+    assert run_benchmark(["gpu", *flags]) == 0
+    found_figures = json.loads((tmp_path / "gpu" / "gpu.json").read_text())
+    assert all(f'"{part}"' in json.dumps(found_figures) for part in runner.GROUPS["quick"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -5,6 +5,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.parts.ceilings import known_roofline
 from benchmarks.gpu.settings import Settings
@@ -20,6 +22,7 @@ from legato_lab.work import operators_of
 
 _WARM_UP = 5
 _SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95, seed=0, max_tokens=10_000)
+_NAME_CHARS, _MOST_KERNELS = 80, 20
 _DECODE_TARGET, _PREFILL_TARGET, _MIXED_TARGET = 1.2, 1.4, 1.15
 
 
@@ -45,12 +48,14 @@ def of_runtime(settings: Settings, runtime: ModelRuntime, report: Report) -> Non
     report.note(f"KV cache: {measured.num_cache_tokens:,} tokens.")
     for count in settings.sizes.streams:
         report.add(measured.decode(count))
-    report.add(measured.decode(settings.sizes.mixed_streams, depth=1))
-    report.add(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
+    if settings.sizes.has_variants:
+        report.add(measured.decode(settings.sizes.mixed_streams, depth=1))
+        report.add(measured.decode(settings.sizes.mixed_streams, params=_SAMPLED))
     for chunk in settings.sizes.chunks:
         report.add(measured.prefill(chunk))
     for chunk in settings.sizes.mixed:
         report.add(measured.mixed(chunk))
+    report.note(measured.kernels(settings.sizes.mixed[-1]))
 
 
 def of_quantized(settings: Settings, quantization: Quantization, report: Report) -> None:
@@ -58,7 +63,7 @@ def of_quantized(settings: Settings, quantization: Quantization, report: Report)
     measured = _Measured(settings, load_runtime(settings.engine(quantization=quantization)))
     measured.fill()
     report.note("The roofline is of the bytes that these weights have.")
-    for count in settings.sizes.streams:
+    for count in settings.sizes.quantized:
         report.add(measured.decode(count))
 
 
@@ -116,22 +121,53 @@ class _Measured:
 
     def mixed(self, chunk: int) -> Row:
         """A step of decodes and of one chunk deep in a prompt."""
-        sizes = self._sizes
-        count, start = sizes.mixed_streams, sizes.mixed_start
-        decodes = self._decodes(count, sizes.decoded, None)
-        # It overwrites keys and values whose numbers do not matter.
-        self._add("chunk", 0, known=start + chunk + 1, room=start + chunk)
-        part = self._steps.chunk("chunk", start, chunk)
-        steps = [[*rows, part] for rows in decodes]
+        steps = self._mixed_steps(chunk, self._sizes.decoded)
         timed = self._steps.run_all(steps)
         self._steps.end()
         return Row(
-            name=f"{_streams(count)} and {chunk:,} tokens at {start:,}",
+            name=self._mixed_name(chunk),
             value=1e3 * _median_s(timed),
             unit="ms",
             least=1e3 * self._least_s(steps[len(steps) // 2]),
             target=_MIXED_TARGET,
         )
+
+    def kernels(self, chunk: int) -> str:
+        """Return a table of the kernels of a step as `mixed` has, in Markdown."""
+        *warm_up, step = self._mixed_steps(chunk, 3)
+        self._steps.run_all(warm_up)
+        with torch.profiler.profile() as profiler:
+            self._steps.run(step)
+        self._steps.end()
+        is_gpu = self._runtime.model.device.type == "cuda"
+        by, kind = ("self_device_time_total", "CUDA") if is_gpu else ("self_cpu_time_total", "CPU")
+        spent = [event for event in profiler.key_averages() if event.device_type.name == kind]
+        spent.sort(key=lambda event: -getattr(event, by))
+        total, count = (sum(getattr(event, name) for event in spent) for name in (by, "count"))
+        rows = [
+            f"| `{event.key[:_NAME_CHARS]}` | {event.count} | {getattr(event, by) / 1e3:.2f} "
+            f"| {100 * getattr(event, by) / total:.1f} |"
+            for event in spent[:_MOST_KERNELS]
+        ]
+        head = [
+            f"Kernels of {self._mixed_name(chunk)}, {count:,} in all:",
+            "",
+            "| kernel | launches | ms | % |",
+            "|---|---|---|---|",
+        ]
+        return "\n".join([*head, *rows])
+
+    def _mixed_name(self, chunk: int) -> str:
+        sizes = self._sizes
+        return f"{_streams(sizes.mixed_streams)} and {chunk:,} tokens at {sizes.mixed_start:,}"
+
+    def _mixed_steps(self, chunk: int, count: int) -> list[list[ScheduledChunk]]:
+        sizes, start = self._sizes, self._sizes.mixed_start
+        decodes = self._decodes(sizes.mixed_streams, count, None)
+        # It overwrites keys and values whose numbers do not matter.
+        self._add("chunk", 0, known=start + chunk + 1, room=start + chunk)
+        part = self._steps.chunk("chunk", start, chunk)
+        return [[*rows, part] for rows in decodes]
 
     def _decodes(
         self, count: int, num_steps: int, params: SamplingParams | None

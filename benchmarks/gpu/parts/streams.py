@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,18 @@ def run(settings: Settings, report: Report) -> None:
     asyncio.run(_run(settings, report))
 
 
+def run_batch(settings: Settings, report: Report) -> None:
+    """The batch alone, without a promise."""
+    asyncio.run(_run_batch(settings, report))
+
+
+async def _run_batch(settings: Settings, report: Report) -> None:
+    async with AsyncLLM.from_engine_args(settings.engine(), skip_tokenizer_init=True) as llm:
+        traffic = _Traffic(llm, settings)
+        await traffic.complete(settings.sizes.prompt, 2)  # warms up
+        report.add(await traffic.batch("no promise"))
+
+
 async def _run(settings: Settings, report: Report) -> None:
     begun_s = time.perf_counter()
     llm = AsyncLLM.from_engine_args(
@@ -39,7 +52,7 @@ async def _run(settings: Settings, report: Report) -> None:
         await traffic.complete(settings.sizes.prompt, 2)  # warms up
         report.add(Row(name="start, measuring step times included", value=started_s, unit="s"))
         report.add(*await traffic.probe())
-        report.add(await traffic.batch())
+        report.add(await traffic.batch("beside a promise"))
 
 
 class _Traffic:
@@ -54,6 +67,8 @@ class _Traffic:
         async with self._decoding(streams):
             calm_s = time.perf_counter()
             await asyncio.sleep(sizes.probe_s / 4)
+            while not all(len(_gaps_ms([times], calm_s, math.inf)) for times in streams):
+                await asyncio.sleep(0.01)
             begun_s = time.perf_counter()
             ttfts_s = await self._long_prompts(begun_s + 3 * sizes.probe_s / 4)
             ended_s = time.perf_counter()
@@ -82,13 +97,13 @@ class _Traffic:
             ),
         ]
 
-    async def batch(self) -> Row:
+    async def batch(self, promise: str) -> Row:
         """Many requests at once, as fast as they go."""
         count, prompt, output = self._settings.sizes.batch
         begun_s = time.perf_counter()
         await asyncio.gather(*(self.complete(prompt, output) for _ in range(count)))
         return Row(
-            name=f"output of {count} x {prompt:,} in, {output} out, at once",
+            name=f"output of {count} x {prompt:,} in, {output} out, at once, {promise}",
             value=count * output / (time.perf_counter() - begun_s),
             unit="tokens/s",
         )

@@ -29,11 +29,12 @@ def check_first_pass(program: StepProgram, device: Device, *, max_len: int) -> N
         block_size=program.block_size,
         num_groups=len(program.groups),
     )
-    size, _ = StepLoader(program, device).load(Sequences().begin(plan), program)
+    step, _ = StepLoader(program, device).load(Sequences().begin(plan), program)
+    size = step.size
     rows = torch.arange(size.num_rows, dtype=torch.int32, device=device.torch_device)
 
     def values(num_layers: int | None) -> torch.Tensor:
-        program.layers(size, num_layers=num_layers)
+        program.layers(*step, num_layers=num_layers)
         if num_layers is not None:
             return program.residual[: size.num_rows]
         logits = model.compute_logits(model.hidden_of(rows, program.residual))

@@ -149,9 +149,9 @@ class GpuExecutor:
 
     def _forward(self, step: BegunStep) -> tuple[StepSize, Int64s]:
         """Run the layers; return the step's size and the row of each chunk's first token."""
-        size, first_rows = self._loader.load(step, self._runner)
-        self._runner.forward(size)
-        return size, first_rows
+        loaded, first_rows = self._loader.load(step, self._runner)
+        self._runner.forward(loaded)
+        return loaded.size, first_rows
 
     def _logits_of(self, rows: Int32s) -> torch.Tensor:
         """Return the logits of rows of the last launched step: [rows, V] float32."""

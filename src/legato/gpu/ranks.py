@@ -111,12 +111,13 @@ class GpuFollower:
                 raise TypeError(f"not for a rank on a GPU: {type(message).__name__}")
 
     def _forward(self, step: HostStep) -> None:
-        num_words = self._program.layout(step.size).num_words
+        layout = self._program.layout(step.size)
+        num_words = layout.num_words
         assert len(step.words) == num_words, "rank 0 has other steps"
         self._staged.next()[:num_words] = step.words
         change_table(self._device, self._program.block_table, step.table_changes)
         self._staged.copy(self._program.words, num_words)
-        self._runner.forward(step.size)
+        self._runner.forward(layout.loaded(step.words))
 
 
 def _host_step(message: DeviceStep) -> HostStep:

@@ -8,7 +8,7 @@ from functools import partial
 
 from legato.core.rows import RowCounts
 from legato.gpu.device import Device
-from legato.gpu.step_inputs import StepSize
+from legato.gpu.step_inputs import LoadedStep, StepSize
 from legato.gpu.step_program import StepProgram
 
 Replay = Callable[[], None]
@@ -50,9 +50,10 @@ class GraphRunner:
         is_mixed = padded > self._max_decodes or (has_chunks and padded >= fewest)
         return StepSize(padded, self._rows.padded(num_samples), is_mixed)
 
-    def forward(self, size: StepSize) -> None:
+    def forward(self, step: LoadedStep) -> None:
+        size = step.size
         layers = self._layers.get((size.num_rows, size.has_chunks))
-        layers() if layers is not None else self._program.layers(size)
+        layers() if layers is not None else self._program.layers(*step)
         head = self._heads.get(size.num_samples)
         head() if head is not None else self._program.head(size)
 
@@ -77,6 +78,12 @@ class GraphRunner:
             size = StepSize(1, count, has_chunks=False)
             self._heads[count] = self._graph(partial(program.head, size))
             self._samples[count] = self._graph(partial(program.sample, size))
+
+    def larger(self) -> Iterator[StepSize]:
+        """Yield the sizes of steps without a graph."""
+        for num_rows in self._rows.up_to(self._program.max_rows):
+            if num_rows > self.largest.num_rows:
+                yield self.size(num_rows, 0, has_chunks=True)
 
     def _sizes(self) -> Iterator[StepSize]:
         """Yield the largest size first: smaller ones share its memory."""

@@ -6,7 +6,7 @@ sections of sampled rows have fixed places, so that their graphs serve any numbe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,16 @@ from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device
 from legato.gpu.sampler import NUM_WORDS, SamplingInputs, SamplingTable
 from legato.gpu.state_work import StateWork, StateWorkShape
-from legato.gpu.work_items import Tiling, TokenSpan, WorkList, WorkShape, section_size, work_lists
+from legato.gpu.work_items import (
+    Tiling,
+    TokenSpan,
+    WorkCounts,
+    WorkList,
+    WorkShape,
+    section_size,
+    work_lists,
+    written_counts,
+)
 from legato.model.states import StateRun
 
 
@@ -36,6 +45,17 @@ class StepSize(NamedTuple):
     num_rows: int
     num_samples: int
     has_chunks: bool
+
+
+class LoadedStep(NamedTuple):
+    """A step whose inputs are on the device, or on their way there.
+
+    Attributes:
+        work_counts: of each cache group; kernels outside graphs are launched for them.
+    """
+
+    size: StepSize
+    work_counts: tuple[WorkCounts, ...]
 
 
 class GroupInputs(NamedTuple):
@@ -134,17 +154,29 @@ class Layout:
     def num_words(self) -> int:
         return sum(self._section_sizes)
 
-    def views(self, words: torch.Tensor) -> StepInputs:
-        """Return the sections of `words`, int32 [at least num_words], as the device reads them."""
+    def loaded(self, words: Int32s) -> LoadedStep:
+        """Return what the host must know of a step whose inputs are `words`."""
+        work = zip(self.sections(words).work, self.work_shapes, strict=True)
+        return LoadedStep(self.size, tuple(starmap(written_counts, work)))
+
+    def views(
+        self, words: torch.Tensor, work_counts: Sequence[WorkCounts] | None = None
+    ) -> StepInputs:
+        """Return the sections of `words`, int32 [at least num_words], as the device reads them.
+
+        Args:
+            work_counts: of each group, in the one step to compute; None for a graph of all steps.
+        """
         parts = self.sections(words)
-        groups = zip(parts.mappings, parts.work, self.work_shapes, strict=True)
+        counts = repeat(None) if work_counts is None else work_counts
+        work = map(work_lists, parts.work, self.work_shapes, counts)
         return StepInputs(
             SamplingInputs.of(parts.sampling),
             parts.sample_rows,
             parts.sample_slots,
             parts.input_source,
             parts.positions,
-            tuple(GroupInputs(mapping, work_lists(work, shape)) for mapping, work, shape in groups),
+            tuple(map(GroupInputs, parts.mappings, work)),
             None if self.state_shape is None else self.state_shape.views(parts.states),
         )
 

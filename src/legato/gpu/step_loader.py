@@ -12,7 +12,7 @@ from legato.gpu.block_table import DeviceBlockTable, change_table
 from legato.gpu.device import Device
 from legato.gpu.sampler import SamplingTable
 from legato.gpu.slots import Slots
-from legato.gpu.step_inputs import HostStep, StagedInputs, StepRows, StepSize
+from legato.gpu.step_inputs import HostStep, LoadedStep, StagedInputs, StepRows
 from legato.gpu.step_program import Runner, StepProgram
 from legato.gpu.work_items import write_work
 
@@ -47,14 +47,14 @@ class StepLoader:
         """Release the slots of ended requests."""
         self._slots.drop(request_ids)
 
-    def load(self, step: BegunStep, runner: Runner) -> tuple[StepSize, npt.NDArray[np.int64]]:
+    def load(self, step: BegunStep, runner: Runner) -> tuple[LoadedStep, npt.NDArray[np.int64]]:
         """Copy a step to the device, after the work launched before.
 
         Args:
             runner: chooses the size at which it is computed.
 
         Returns:
-            That size, and the row of each chunk's first token.
+            The step, and the row of each chunk's first token.
         """
         program = self._program
         slots = self._slots.take([chunk.request_id for chunk in step.plan.chunks])
@@ -90,7 +90,7 @@ class StepLoader:
         change_table(self._device, program.block_table, changes)
         self._block_table.note(table_rows)
         self._staged.copy(program.words, layout.num_words)
-        return size, rows.firsts
+        return layout.loaded(words), rows.firsts
 
     def _introduce(self, slots: Sequence[int], sequences: Sequence[SequenceState]) -> None:
         for slot, sequence in zip(slots, sequences, strict=True):

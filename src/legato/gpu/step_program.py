@@ -14,8 +14,8 @@ from legato.gpu.decoder import DecoderMemory, GpuDecoder, GpuLayerCache
 from legato.gpu.device import Device
 from legato.gpu.kernels.attention_parts import make_scratch
 from legato.gpu.sampler import sample
-from legato.gpu.step_inputs import Layout, StepInputs, StepSize
-from legato.gpu.work_items import Tiling, has_wide_tiles
+from legato.gpu.step_inputs import Layout, LoadedStep, StepInputs, StepSize
+from legato.gpu.work_items import Tiling, WorkCounts, has_wide_tiles
 from legato.model.model import CacheGroup
 
 
@@ -29,7 +29,7 @@ class Runner(Protocol):
         """Return the size at which a step of so many rows and sampled rows is computed."""
         ...
 
-    def forward(self, size: StepSize) -> None:
+    def forward(self, step: LoadedStep) -> None:
         """See `StepProgram.forward`."""
         ...
 
@@ -152,18 +152,28 @@ class StepProgram:
         tilings = [group.tiling for group in self.groups]
         return Layout.of(size, tilings, self.max_samples, max_runs)
 
-    def inputs(self, size: StepSize) -> StepInputs:
-        return self.layout(size).views(self.words)
+    def inputs(self, size: StepSize, work_counts: Sequence[WorkCounts] | None = None) -> StepInputs:
+        return self.layout(size).views(self.words, work_counts)
 
-    def forward(self, size: StepSize) -> None:
+    def forward(self, step: LoadedStep) -> None:
         """Compute `residual` from `words`, and the logits of the sampled rows."""
-        self.layers(size)
-        self.head(size)
+        self.layers(*step)
+        self.head(step.size)
 
-    def layers(self, size: StepSize, *, num_layers: int | None = None) -> None:
-        """Compute `residual` from `words`; only `head` and `sample` depend on the sampled rows."""
-        residual = self.residual[: size.num_rows]
-        self.model.compute_step(self.inputs(size), self._memory, residual, num_layers=num_layers)
+    def layers(
+        self,
+        size: StepSize,
+        work_counts: Sequence[WorkCounts] | None = None,
+        *,
+        num_layers: int | None = None,
+    ) -> None:
+        """Compute `residual` from `words`; only `head` and `sample` depend on the sampled rows.
+
+        Args:
+            work_counts: as of `Layout.views`.
+        """
+        inputs, residual = self.inputs(size, work_counts), self.residual[: size.num_rows]
+        self.model.compute_step(inputs, self._memory, residual, num_layers=num_layers)
 
     def head(self, size: StepSize) -> None:
         """Compute logits of the sampled rows from `residual`; independent of the number of rows."""

@@ -10,12 +10,14 @@ The heads of a group are rows of one product, so that each key is read once for 
     narrow  16 rows: a token or a few (decodes, drafts, the rest of a chunk)
     wide   128 rows: slices of chunks
 
-The lists' lengths depend only on the step's number of rows, so a captured graph runs any step of
-its size: an item without rows does nothing.
+A list's place and most items depend only on the step's number of rows, so a captured graph runs
+any step of its size: it launches a few waves of programs, which divide narrow items among them.
+Outside graphs, each item has a program, and an empty list is not launched.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +34,9 @@ ITEM_FIELDS = 8
 """slot, first row, number of rows, position of the first row, first key, end key, scratch row of a
 part's first row (-1 if the keys are not split), unused."""
 
+COUNT_FIELDS = 4
+"""Before the items: numbers of items and of merges; the rest is unused and keeps items aligned."""
+
 MERGE_FIELDS = 4
 """first row, number of rows, scratch row of the first row in the first part, number of parts."""
 
@@ -40,9 +45,12 @@ _KEYS = 64
 _NARROW_AT_ONCE, _WIDE_AT_ONCE = 3, 1
 """Programs that a processor is kept busy with. Two wide ones fit where they load tiles, but keys
 split for twice as many programs were slower for chunks of 512 tokens: by a quarter, on an H200."""
+_MERGING_AT_ONCE = 4
+"""Programs that merge on a processor."""
 _LARGEST_WIDE_HEAD = 256
 _MOST_WAVES = 4
-"""Most waves of wide items for which tiles are split to fill the last wave."""
+"""Most waves of wide items for which tiles are split to fill the last wave, and of a graph's
+programs."""
 _PART_COST = 128
 """Cost of a part beside its keys, in keys: its results are written, read and merged."""
 _SPARE_WIDE = 8
@@ -64,6 +72,17 @@ class TokenSpan(NamedTuple):
     position: int
 
 
+class ListCounts(NamedTuple):
+    """Items and merges of a list, or programs of a head for them."""
+
+    num_items: int
+    num_merges: int
+
+
+WorkCounts = tuple[ListCounts, ...]
+"""Of each list of a step."""
+
+
 class ListShape(NamedTuple):
     """Properties of a list of items that kernels need before the items are known.
 
@@ -74,6 +93,8 @@ class ListShape(NamedTuple):
         part_keys: fewest keys of a part.
         wave: items that the device runs at once.
         most_waves: most waves of items from split tiles.
+        merge_wave: merges that the device runs at once.
+        num_items, num_merges: most that there can be.
     """
 
     product_rows: int
@@ -82,13 +103,24 @@ class ListShape(NamedTuple):
     part_keys: int
     wave: int
     most_waves: int
+    merge_wave: int
     num_items: int
     num_merges: int
 
     @property
     def size(self) -> int:
         """Its number of int32 in a step's inputs."""
-        return ITEM_FIELDS * self.num_items + MERGE_FIELDS * self.num_merges
+        return COUNT_FIELDS + ITEM_FIELDS * self.num_items + MERGE_FIELDS * self.num_merges
+
+    @property
+    def programs(self) -> ListCounts:
+        """Programs of a head that run any step's list.
+
+        Wide items have one each. Narrow ones have several for each place on the device, so that a
+        short item's place is taken at once.
+        """
+        most_items = self.num_items if self.product_rows >= WIDE_ROWS else _MOST_WAVES * self.wave
+        return ListCounts(min(self.num_items, most_items), min(self.num_merges, self.merge_wave))
 
     @property
     def scratch_rows(self) -> int:
@@ -125,6 +157,7 @@ class Tiling:
         group = self.num_heads // self.num_kv_heads
         narrow_rows = max(1, NARROW_ROWS // group)
         narrow_wave = -(-_NARROW_AT_ONCE * self.num_processors // self.num_kv_heads)
+        merge_wave = -(-_MERGING_AT_ONCE * self.num_processors // self.num_heads)
         narrow = ListShape(
             product_rows=max(NARROW_ROWS, _power_of_two(group)),
             tile_rows=narrow_rows,
@@ -132,6 +165,7 @@ class Tiling:
             part_keys=2 * _KEYS,
             wave=narrow_wave,
             most_waves=1,
+            merge_wave=merge_wave,
             num_items=num_rows + narrow_wave,
             num_merges=min(num_rows, narrow_wave // 2 * narrow_rows),
         )
@@ -147,6 +181,7 @@ class Tiling:
             part_keys=8 * _KEYS,
             wave=wide_wave,
             most_waves=_MOST_WAVES,
+            merge_wave=merge_wave,
             num_items=num_rows // wide_rows + _SPARE_WIDE + _MOST_WAVES * wide_wave,
             num_merges=min(num_rows, _MOST_WAVES * wide_wave // 2 * -(-wide_rows // merge_rows)),
         )
@@ -171,11 +206,15 @@ class WorkList(NamedTuple):
     """One list on the device.
 
     Attributes:
+        programs: launched for each head.
+        counts: int32 [COUNT_FIELDS], how many of the next are in use.
         items: int32 [num_items, ITEM_FIELDS], the items with the most keys first.
         merges: int32 [num_merges, MERGE_FIELDS].
     """
 
     shape: ListShape
+    programs: ListCounts
+    counts: torch.Tensor
     items: torch.Tensor
     merges: torch.Tensor
 
@@ -185,22 +224,35 @@ def section_size(shape: WorkShape) -> int:
     return sum(part.size for part in shape)
 
 
-def work_lists(section: torch.Tensor, shape: WorkShape) -> tuple[WorkList, ...]:
-    """Return the device's lists in a step's inputs: views of `section`, int32 [section_size]."""
+def work_lists(
+    section: torch.Tensor, shape: WorkShape, counts: WorkCounts | None = None
+) -> tuple[WorkList, ...]:
+    """Return the device's lists in a step's inputs: views of `section`, int32 [section_size].
+
+    Args:
+        counts: of the one step that kernels are launched for; None for a graph of all steps.
+    """
     lists: list[WorkList] = []
-    start = 0
-    for part in shape:
-        merges = start + ITEM_FIELDS * part.num_items
-        end = start + part.size
+    parts = torch.split(section, [part.size for part in shape])
+    programs = counts or [part.programs for part in shape]
+    for part, own, launched in zip(shape, parts, programs, strict=True):
+        merges = COUNT_FIELDS + ITEM_FIELDS * part.num_items
         lists.append(
             WorkList(
                 part,
-                section[start:merges].view(-1, ITEM_FIELDS),
-                section[merges:end].view(-1, MERGE_FIELDS),
+                launched,
+                own[:COUNT_FIELDS],
+                own[COUNT_FIELDS:merges].view(-1, ITEM_FIELDS),
+                own[merges:].view(-1, MERGE_FIELDS),
             )
         )
-        start = end
     return tuple(lists)
+
+
+def written_counts(section: Int32s, shape: WorkShape) -> WorkCounts:
+    """Return the counts that `write_work` wrote."""
+    starts = accumulate((part.size for part in shape[:-1]), initial=0)
+    return tuple(ListCounts(*section[start : start + 2].tolist()) for start in starts)
 
 
 def write_work(
@@ -214,7 +266,6 @@ def write_work(
         sliding_window: the widest of any layer; None if a layer sees all keys. A layer with a
             narrower window skips more.
     """
-    section[:] = 0
     tiles = np.array(spans, dtype=np.int64).reshape(-1, len(TokenSpan._fields))
     narrow, *wide = shape
     if wide:
@@ -254,6 +305,7 @@ def _largest(values: Int64s, count: int) -> npt.NDArray[np.bool_]:
 def _write_list(
     section: Int32s, shape: ListShape, tiles: Int64s, sliding_window: int | None
 ) -> None:
+    section[:COUNT_FIELDS] = 0
     if not len(tiles):
         return
     slot, first_row, num_rows, position = tiles.T
@@ -270,7 +322,8 @@ def _write_list(
     items = [slot[tile], first_row[tile], num_rows[tile], position[tile], low, high, scratch]
     # The longest items first, so that none starts when all others are done.
     order = np.argsort(low - high, kind="stable")
-    rows = section[: ITEM_FIELDS * len(tile)].reshape(-1, ITEM_FIELDS)
+    section[0] = len(tile)
+    rows = section[COUNT_FIELDS:][: ITEM_FIELDS * len(tile)].reshape(-1, ITEM_FIELDS)
     for field, values in enumerate(items):
         rows[:, field] = values[order]
     is_first = is_part & (offset == 0)
@@ -278,7 +331,8 @@ def _write_list(
         split = tile[is_first]
         counts = -(-(end - first_key)[split] // part_keys[split])
         merged = np.stack([first_row[split], num_rows[split], scratch[is_first], counts], axis=1)
-        _write_merges(section[ITEM_FIELDS * shape.num_items :], shape.merge_rows, merged)
+        first = COUNT_FIELDS + ITEM_FIELDS * shape.num_items
+        section[1] = _write_merges(section[first:], shape.merge_rows, merged)
 
 
 def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
@@ -299,8 +353,12 @@ def _part_keys(num_keys: Int64s, shape: ListShape) -> Int64s:
     return np.where(best < num_keys, -(-best // _KEYS) * _KEYS, num_keys)
 
 
-def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> None:
-    """Write an entry for every `merge_rows` rows of the split tiles, [N, MERGE_FIELDS]."""
+def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> int:
+    """Write an entry for every `merge_rows` rows of the split tiles, [N, MERGE_FIELDS].
+
+    Returns:
+        Number of entries.
+    """
     first_row, num_rows, scratch, counts = split.T
     tile, offset = _pieces(num_rows, merge_rows)
     entries = section[: MERGE_FIELDS * len(tile)].reshape(-1, MERGE_FIELDS)
@@ -308,3 +366,4 @@ def _write_merges(section: Int32s, merge_rows: int, split: Int64s) -> None:
     entries[:, 1] = np.minimum(num_rows[tile] - offset, merge_rows)
     entries[:, 2] = scratch[tile] + offset
     entries[:, 3] = counts[tile]
+    return len(tile)

@@ -1,8 +1,9 @@
 """Packed paged attention: one kernel for all kinds of rows in a step (`work_items`).
 
-A program computes one item for one key head. The softmax is updated along the keys (Milakov and
-Gimelshein, 2018, arXiv:1805.02867), in powers of two. If an item is a part of a tile's keys, the
-logarithm of its denominator is stored beside its result, and `merge_parts` merges parts in order.
+A program computes an item for one key head, then others if there are fewer programs. The softmax is
+updated along the keys (Milakov and Gimelshein, 2018, arXiv:1805.02867), in powers of two. If an
+item is a part of a tile's keys, the logarithm of its denominator is stored beside its result, and
+`merge_parts` merges parts in order.
 """
 
 from collections.abc import Sequence
@@ -56,19 +57,20 @@ def attend(
         `out`.
     """
     for part in work:
-        _attend_list(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            part,
-            out,
-            scratch,
-            scale,
-            sliding_window,
-            softcap,
-            sinks,
-        )
+        if part.programs.num_items:
+            _attend_list(
+                query,
+                key_cache,
+                value_cache,
+                block_table,
+                part,
+                out,
+                scratch,
+                scale,
+                sliding_window,
+                softcap,
+                sinks,
+            )
     return out
 
 
@@ -102,11 +104,12 @@ def _attend_list(
     else:
         how = _how(work.shape.product_rows, padded_dim, query.dtype, is_quantized=is_quantized)
         loaded = [*caches]
-    _attend_items[(num_kv_heads * work.shape.num_items,)](
+    _attend_items[(num_kv_heads * work.programs.num_items,)](
         query,
         *loaded,
         *(scales_of(cache) if is_quantized else cache for cache in caches),
         block_table,
+        work.counts,
         work.items,
         out,
         *scratch,
@@ -188,7 +191,7 @@ def _keys_of(num_bytes: int, row_bytes: int) -> int:
 
 
 # The alignment of a step's inputs depends on its size; do not compile for each alignment.
-@triton.jit(do_not_specialize_on_alignment=["items"])
+@triton.jit(do_not_specialize_on_alignment=["counts", "items"])
 def _attend_items(
     query,
     key_cache,
@@ -196,6 +199,7 @@ def _attend_items(
     key_scales,
     value_scales,
     block_table,
+    counts,
     items,
     out,
     partial,
@@ -221,23 +225,85 @@ def _attend_items(
     wide_rows: tl.constexpr,
     item_fields: tl.constexpr,
 ):
-    item = items + (tl.program_id(0) // num_kv_heads) * item_fields
-    num_rows = tl.load(item + 2)
-    if num_rows == 0:
-        return
     kv_head = tl.program_id(0) % num_kv_heads
-    table = block_table + tl.load(item).to(tl.int64) * table_stride
-    first_row = tl.load(item + 1)
-    position = tl.load(item + 3)
-    first_key = tl.load(item + 4)
-    end_key = tl.load(item + 5)
-    scratch_row = tl.load(item + 6)
-    num_heads: tl.constexpr = group * num_kv_heads
+    index = tl.program_id(0) // num_kv_heads
+    num_items = tl.load(counts)
+    if index >= num_items:
+        return
+    if product_rows >= wide_rows:
+        # A loop over items takes registers that a wide item needs.
+        _attend_item(
+            query, key_cache, value_cache, key_scales, value_scales, block_table,
+            items + index * item_fields, kv_head, out, partial, log_sum, sinks, scale, cap_scale,
+            window, query_stride, table_stride, block_stride, num_kv_heads, group, head_dim,
+            padded_dim, block_size, is_quantized, has_tiles, product_rows, num_keys, has_window,
+            has_cap, wide_rows,
+        )  # fmt: skip
+    else:
+        stride = tl.num_programs(0) // num_kv_heads
+        for narrow in tl.range(index, num_items, stride, disable_licm=True):
+            _attend_item(
+                query, key_cache, value_cache, key_scales, value_scales, block_table,
+                items + narrow * item_fields, kv_head, out, partial, log_sum, sinks, scale,
+                cap_scale, window, query_stride, table_stride, block_stride, num_kv_heads, group,
+                head_dim, padded_dim, block_size, is_quantized, has_tiles, product_rows, num_keys,
+                has_window, has_cap, wide_rows,
+            )  # fmt: skip
 
+
+@triton.jit
+def _attend_item(
+    query,
+    key_cache,
+    value_cache,
+    key_scales,
+    value_scales,
+    block_table,
+    item,
+    kv_head,
+    out,
+    partial,
+    log_sum,
+    sinks,
+    scale,
+    cap_scale,
+    window,
+    query_stride,
+    table_stride,
+    block_stride,
+    num_kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    head_dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    block_size: tl.constexpr,
+    is_quantized: tl.constexpr,
+    has_tiles: tl.constexpr,
+    product_rows: tl.constexpr,
+    num_keys: tl.constexpr,
+    has_window: tl.constexpr,
+    has_cap: tl.constexpr,
+    wide_rows: tl.constexpr,
+):
+    num_heads: tl.constexpr = group * num_kv_heads
     # Rows of the product: heads of the group for the first row, then for the second, and so on.
     row = tl.arange(0, product_rows) // group
     head = kv_head * group + tl.arange(0, product_rows) % group
     dim = tl.arange(0, padded_dim)
+    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
+    keys = key_cache if has_tiles else key_cache + kv_head * head_numbers
+    values = value_cache if has_tiles else value_cache + kv_head * head_numbers
+    first_scale = kv_head * (head_numbers // 4) + block_size * head_dim // 4
+    key_scales += first_scale
+    value_scales += first_scale
+
+    table = block_table + tl.load(item).to(tl.int64) * table_stride
+    first_row = tl.load(item + 1)
+    num_rows = tl.load(item + 2)
+    position = tl.load(item + 3)
+    first_key = tl.load(item + 4)
+    end_key = tl.load(item + 5)
+    scratch_row = tl.load(item + 6)
+
     is_row = (row < num_rows)[:, None] & (dim < head_dim)[None, :]
     rows = query + (first_row + row).to(tl.int64)[:, None] * query_stride
     q = tl.load(rows + head[:, None] * head_dim + dim[None, :], mask=is_row, other=0.0)
@@ -249,12 +315,6 @@ def _attend_items(
         top = tl.load(sinks + head) * LOG2_E
         total += 1.0
     acc = tl.zeros([product_rows, padded_dim], tl.float32)
-    head_numbers: tl.constexpr = block_size * (head_dim + (4 if is_quantized else 0))
-    keys = key_cache if has_tiles else key_cache + kv_head * head_numbers
-    values = value_cache if has_tiles else value_cache + kv_head * head_numbers
-    first_scale = kv_head * (head_numbers // 4) + block_size * head_dim // 4
-    key_scales += first_scale
-    value_scales += first_scale
 
     if has_window:
         first_key = tl.maximum(first_key, position + 1 - window)
@@ -266,17 +326,17 @@ def _attend_items(
         for start in range(low, low + num_whole * num_keys, num_keys):
             acc, top, total = _add_keys(
                 acc, top, total, q, keys, values, key_scales, value_scales, table, kv_head,
-                start, first_key, end_key, row_position, scale, cap_scale, window, block_stride,
-                num_kv_heads, head_dim, padded_dim, block_size, is_quantized, has_tiles, num_keys,
-                has_window, has_cap, False,
+                start, first_key, end_key, row_position, scale, cap_scale, window,
+                block_stride, num_kv_heads, head_dim, padded_dim, block_size, is_quantized,
+                has_tiles, num_keys, has_window, has_cap, False,
             )  # fmt: skip
         low += num_whole * num_keys
     for start in range(low, end_key, num_keys):
         acc, top, total = _add_keys(
             acc, top, total, q, keys, values, key_scales, value_scales, table, kv_head, start,
-            first_key, end_key, row_position, scale, cap_scale, window, block_stride, num_kv_heads,
-            head_dim, padded_dim, block_size, is_quantized, has_tiles, num_keys, has_window,
-            has_cap, True,
+            first_key, end_key, row_position, scale, cap_scale, window, block_stride,
+            num_kv_heads, head_dim, padded_dim, block_size, is_quantized, has_tiles, num_keys,
+            has_window, has_cap, True,
         )  # fmt: skip
 
     # A row that sees none of a part's keys has zeros there, with weight 0.

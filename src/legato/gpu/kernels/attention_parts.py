@@ -43,10 +43,13 @@ def merge_parts(
 ) -> None:
     """Merge the parts of all tiles of a list whose keys are split; arguments as for `attend`."""
     _, num_heads, head_dim = out.shape
-    shape = work.shape
-    _merge_parts[(num_heads * shape.num_merges,)](
+    shape, num_programs = work.shape, work.programs.num_merges
+    if not num_programs:
+        return
+    _merge_parts[(num_heads * num_programs,)](
         out,
         *scratch,
+        work.counts,
         work.merges,
         sinks,
         num_heads=num_heads,
@@ -61,11 +64,12 @@ def merge_parts(
 
 
 # The alignment of a step's inputs depends on its size; do not compile for each alignment.
-@triton.jit(do_not_specialize_on_alignment=["merges"])
+@triton.jit(do_not_specialize_on_alignment=["counts", "merges"])
 def _merge_parts(
     out,
     partial,
     log_sum,
+    counts,
     merges,
     sinks,
     num_heads: tl.constexpr,
@@ -76,41 +80,43 @@ def _merge_parts(
     num_parts_at_once: tl.constexpr,
     merge_fields: tl.constexpr,
 ):
-    """Merge all parts of a few rows, for one head."""
-    merge = merges + (tl.program_id(0) // num_heads) * merge_fields
-    num_rows = tl.load(merge + 1)
-    if num_rows == 0:
-        return
+    """Merge all parts of a few rows, for one head; then of the next such rows."""
     head = tl.program_id(0) % num_heads
-    first_row = tl.load(merge)
-    scratch_row = tl.load(merge + 2)
-    num_parts = tl.load(merge + 3)
     row = tl.arange(0, merge_rows)
     dim = tl.arange(0, padded_dim)
-    is_row, is_dim = row < num_rows, dim < head_dim
-    top = tl.full([merge_rows], -1e30, tl.float32)
-    total = tl.zeros([merge_rows], tl.float32)
-    if sinks is not None:
-        top = tl.zeros([merge_rows], tl.float32) + tl.load(sinks + head) * LOG2_E
-        total += 1.0
-    acc = tl.zeros([merge_rows, padded_dim], tl.float32)
-    for first in range(0, num_parts, num_parts_at_once):
-        part = first + tl.arange(0, num_parts_at_once)
-        is_there = (part < num_parts)[:, None] & is_row[None, :]  # [parts, rows]
-        at = (scratch_row + part[:, None] * tile_rows + row[None, :]) * num_heads + head
-        logs = tl.load(log_sum + at, mask=is_there, other=float("-inf"))
-        results = tl.load(
-            partial + at[:, :, None] * head_dim + dim[None, None, :],
-            mask=is_there[:, :, None] & is_dim[None, None, :],
-            other=0.0,
-        )
-        new_top = tl.maximum(top, tl.max(logs, axis=0))
-        weight = tl.exp2(logs - new_top[None, :])
-        kept = tl.exp2(top - new_top)
-        acc = acc * kept[:, None] + tl.sum(weight[:, :, None] * results, axis=0)
-        total = total * kept + tl.sum(weight, axis=0)
-        top = new_top
-    at = (first_row + row).to(tl.int64) * num_heads + head
-    place = out + at[:, None] * head_dim + dim[None, :]
-    result = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(place, result, mask=is_row[:, None] & is_dim[None, :])
+    is_dim = dim < head_dim
+    num_merges = tl.load(counts + 1)
+    stride = tl.num_programs(0) // num_heads
+    # What does not change stays in the loop: it would take registers.
+    for index in tl.range(tl.program_id(0) // num_heads, num_merges, stride, disable_licm=True):
+        merge = merges + index * merge_fields
+        first_row = tl.load(merge)
+        is_row = row < tl.load(merge + 1)
+        scratch_row = tl.load(merge + 2)
+        num_parts = tl.load(merge + 3)
+        top = tl.full([merge_rows], -1e30, tl.float32)
+        total = tl.zeros([merge_rows], tl.float32)
+        if sinks is not None:
+            top = tl.zeros([merge_rows], tl.float32) + tl.load(sinks + head) * LOG2_E
+            total += 1.0
+        acc = tl.zeros([merge_rows, padded_dim], tl.float32)
+        for first in range(0, num_parts, num_parts_at_once):
+            part = first + tl.arange(0, num_parts_at_once)
+            is_there = (part < num_parts)[:, None] & is_row[None, :]  # [parts, rows]
+            at = (scratch_row + part[:, None] * tile_rows + row[None, :]) * num_heads + head
+            logs = tl.load(log_sum + at, mask=is_there, other=float("-inf"))
+            results = tl.load(
+                partial + at[:, :, None] * head_dim + dim[None, None, :],
+                mask=is_there[:, :, None] & is_dim[None, None, :],
+                other=0.0,
+            )
+            new_top = tl.maximum(top, tl.max(logs, axis=0))
+            weight = tl.exp2(logs - new_top[None, :])
+            kept = tl.exp2(top - new_top)
+            acc = acc * kept[:, None] + tl.sum(weight[:, :, None] * results, axis=0)
+            total = total * kept + tl.sum(weight, axis=0)
+            top = new_top
+        at = (first_row + row).to(tl.int64) * num_heads + head
+        place = out + at[:, None] * head_dim + dim[None, :]
+        result = (acc / total[:, None]).to(out.dtype.element_ty)
+        tl.store(place, result, mask=is_row[:, None] & is_dim[None, :])

@@ -1,36 +1,29 @@
-"""What else runs without a network: PyTorch alone at its best for decodes, and transformers."""
+"""PyTorch alone at its best for decodes."""
 
-import time
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.clock import captured, median_s
-from benchmarks.gpu.figures import PartFailedError, Report, Row
+from benchmarks.gpu.figures import Report, Row
 from benchmarks.gpu.settings import Settings
-from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.loader import open_checkpoint
 from legato.model.decoder import Decoder
 from legato.model.model import StepAttention
 from legato.model.spec import DecoderSpec
 
-TITLE = "Peers"
+TITLE = "A static batch of PyTorch's"
 
 
 def run(settings: Settings, report: Report) -> None:
     report.note(
         "A static batch decodes a token for each of as many requests of the same length, with "
         "scaled_dot_product_attention over caches in one piece, cuBLAS, and one CUDA graph: "
-        "nothing is scheduled, paged or sampled but by argmax. transformers runs its own "
-        "continuous batching, with a cache for all of the batch."
+        "nothing is scheduled, paged or sampled but by argmax."
     )
     for row in _static_batches(settings):
         report.add(row)
-    try:
-        report.add(_transformers(settings))
-    except Exception as error:
-        raise PartFailedError(f"transformers: {type(error).__name__}: {error}") from error
 
 
 def _static_batches(settings: Settings) -> Iterator[Row]:
@@ -90,52 +83,3 @@ class StaticAttention(StepAttention):
             query[:, :, None], keys, values, scale=scale, enable_gqa=True
         )
         return context[:, :, 0]
-
-
-def _transformers(settings: Settings) -> Row:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-    count, length, num_tokens = settings.sizes.batch
-    config = AutoConfig.from_pretrained(settings.model)
-    with settings.torch_device:
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
-    _fill(model, open_checkpoint(settings.engine().model), settings.torch_device)
-    prompts = settings.prompts
-    inputs = [list(prompts.draw(length)) for _ in range(count)]
-    asked = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
-    batching = ContinuousBatchingConfig(
-        num_blocks=1 + count * -(-(length + num_tokens) // ContinuousBatchingConfig.page_size),
-        max_batch_tokens=max(settings.sizes.chunks),
-    )
-
-    def generate() -> None:
-        model.generate_batch(
-            inputs=inputs,
-            generation_config=asked,
-            continuous_batching_config=batching,
-            persistent_manager=True,
-        )
-
-    model.eval()
-    generate()  # captures its graphs
-    begun_s = time.perf_counter()
-    generate()
-    taken_s = time.perf_counter() - begun_s
-    model.destroy_cached_continuous_batching_manager()
-    return Row(
-        name=f"transformers: output of {count} x {length:,} in, {num_tokens} out",
-        value=count * num_tokens / taken_s,
-        unit="tokens/s",
-    )
-
-
-@torch.no_grad()
-def _fill(model: torch.nn.Module, checkpoint: Checkpoint, device: torch.device) -> None:
-    """The same weights as Legato's."""
-    weights = dict(model.named_parameters())
-    for name, weight in checkpoint.tensors(device):
-        assert isinstance(weight, torch.Tensor)
-        weights[name].copy_(weight)
