@@ -166,18 +166,19 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     def effort(self) -> str | None:
         return self.reasoning_effort
 
-    def unheeded_thinking(self, *, reads_effort: bool) -> Iterator[Warned]:
+    def unheeded_thinking(self, *, reads_effort: bool, holds_budget: bool) -> Iterator[Warned]:
         """Yield warnings about limits of thinking that do not hold for a model that may think.
 
         Args:
             reads_effort: whether the chat template reads `reasoning_effort`.
+            holds_budget: whether the model's marks of thinking are tokens, so that a budget holds.
         """
-        if self.thinking_token_budget not in (None, -1):
+        if not holds_budget and self.thinking_token_budget not in (None, -1):
             yield Warned(
                 "thinking_token_budget is not enforced; max_tokens bounds thinking, too",
                 "thinking_token_budget",
             )
-        if self.enable_thinking is False:
+        if self.enable_thinking is False and not (holds_budget and self.thinking_token_budget == 0):
             yield Warned(
                 "enable_thinking has no effect: this model's chat template cannot switch it off",
                 "enable_thinking",
