@@ -95,11 +95,13 @@ class ChatJobs(JobMaker):
         yield from request.unheeded
         yield from request.unheeded_settings(self._info.max_model_len)
         syntax = prompt.syntax if tools else prompt.syntax.without_calls()
-        limit = None if is_rendered else self._thinking(request, prompt, syntax)
+        budget, limit = self._budget(request), None
         if prompt.may_think:
-            yield from request.unheeded_thinking(
-                reads_effort=prompt.reads_effort, holds_budget=limit is not None
-            )
+            if not is_rendered:  # the prompt's next server does not get a limit
+                message, end = self._parser.serving.reasoning_budget_message, prompt.thought_end
+                limit = thinking_limit(self._tokenizer, syntax, end, budget, message)
+            unheld = budget if limit is None else None
+            yield from request.unheeded_thinking(reads_effort=prompt.reads_effort, unheld=unheld)
         prompt_ids = prompt.token_ids
         if limit is not None and limit.budget == 0 and limit.is_open:
             prompt_ids = [*prompt_ids, *limit.forced]  # the thought ends before it begins
@@ -131,19 +133,14 @@ class ChatJobs(JobMaker):
                 check_answer_size(job, self._info.max_model_len)
         yield job
 
-    def _thinking(
-        self, request: ChatRequest, prompt: RenderedChat, syntax: MessageSyntax
-    ) -> ThinkingLimit | None:
-        """Return how many tokens may be thinking; None if none are, or none can be counted."""
-        if not prompt.may_think:
-            return None
+    def _budget(self, request: ChatRequest) -> int | None:
+        """Return how many tokens may be thinking at most; None without a limit."""
         serving, budget = self._parser.serving, request.thinking_token_budget
         if budget is None:
             budget = serving.reasoning_budget
-        budgets = [n for n in (budget, serving.max_reasoning_budget) if n not in (None, -1)]
-        most = min(budgets, default=None)
-        message = serving.reasoning_budget_message
-        return thinking_limit(self._tokenizer, syntax, prompt.thought_end, most, message)
+        return min(
+            (n for n in (budget, serving.max_reasoning_budget) if n not in (None, -1)), default=None
+        )
 
     def _params(
         self, request: ChatRequest, syntax: MessageSyntax, thinking: ThinkingLimit | None
