@@ -34,6 +34,7 @@ COPIED = 3
 """Attributes that make a call a copy."""
 
 LEFT_OUT = {
+    "Arrival": {"cut_choices": "known only once the request runs"},
     "ChatAnswer": {
         "timings": "put in where they are asked for",
         "prompt_progress": "comes before the first token",

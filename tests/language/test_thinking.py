@@ -9,7 +9,7 @@ from legato.core.config import DEFAULT_MODEL
 from legato.core.outputs import FinishReason
 from legato.language.conversation.prompt import ChatPrompts, RenderedChat
 from legato.language.conversation.template import ConversationOptions
-from legato.language.conversation.thinking import QWEN3_MESSAGE, thinking_limit
+from legato.language.conversation.thought_end import QWEN3_MESSAGE, thinking_limit
 from legato.language.message.message import read_message
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from legato.scheduler.thinking import ThinkingWatch

@@ -35,7 +35,7 @@ from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
-from legato.scheduler.thinking import Thinking, given_logprobs
+from legato.scheduler.thinking import ThinkingBudgets, given_logprobs
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
 _LOOKED_UP = 2
@@ -95,7 +95,7 @@ class Scheduler:
         self.replanning = Replanning(
             self.plan, self._end, self._requests, self._queues, kv, self._dispatch, self.containment
         )
-        self._thinking = Thinking()
+        self._thoughts = ThinkingBudgets()
         self._was_hurried = False
         self.broken_promise = ""
         self._num_preemptions = 0
@@ -317,8 +317,7 @@ class Scheduler:
             if request is None:
                 continue  # the request ended while the step was in flight
             try:
-                counted = self._thinking.counted(request, chunks.get(chunk.request_id))
-                done = landed(chunk, counted)
+                done = landed(chunk, self._thoughts.counted(request, chunks.get(chunk.request_id)))
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
                 if request.finish_reason is not None:
@@ -459,7 +458,7 @@ class Scheduler:
                 break
         if done.is_complete or is_pooled:
             request.complete()
-        given, num_thinking_tokens, is_cut = self._thinking.ended(request, self._dispatch.count_of)
+        given, num_thinking_tokens, is_cut = self._thoughts.ended(request, self._dispatch.count_of)
         if num_taken and request.finish_reason is None:
             self._drafters.advance(request)
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
@@ -484,7 +483,7 @@ class Scheduler:
     def _end(self, request: Request) -> None:
         """Release everything that a request holds; a part that raises is tried once more."""
         leave = self.replanning.leave
-        forget = self._drafters.forget, self._thinking.forget
+        forget = self._drafters.forget, self._thoughts.forget
         parts = (leave, self._kv.release, *forget, self._note_end)
         self._requests.pop(request.request_id, None)
         for release in parts:

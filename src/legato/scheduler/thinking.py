@@ -77,7 +77,7 @@ class _Followed:
     is_due: bool = False
 
 
-class Thinking:
+class ThinkingBudgets:
     """Holds requests to their thinking budgets; those without one pass as they are."""
 
     def __init__(self) -> None:

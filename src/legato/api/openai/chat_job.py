@@ -15,7 +15,7 @@ from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.step_record import Operation
 from legato.engine.client.requests import last_tokens
 from legato.language.conversation.prompt import RenderedChat, described
-from legato.language.conversation.thinking import thinking_limit
+from legato.language.conversation.thought_end import thinking_limit
 from legato.language.forms.message_grammar import message_form
 from legato.language.message.message_syntax import MessageSyntax
 

@@ -14,7 +14,7 @@ from legato.language.conversation.template import (
     ConversationOptions,
     RenderedText,
 )
-from legato.language.conversation.thinking import ThoughtEnd
+from legato.language.conversation.thought_end import ThoughtEnd
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.message.tools import ToolFunction
 

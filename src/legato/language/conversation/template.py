@@ -27,7 +27,7 @@ from legato.language.conversation.rewrite import (
     with_thinking,
     with_tools_in_system_message,
 )
-from legato.language.conversation.thinking import QWEN3_MESSAGE, ThoughtEnd
+from legato.language.conversation.thought_end import QWEN3_MESSAGE, ThoughtEnd
 from legato.language.message.argument_types import typed_parameters
 from legato.language.message.known_syntaxes import (
     HERMES,
