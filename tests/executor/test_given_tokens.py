@@ -34,7 +34,10 @@ def chunk(start: int, num_tokens: int, given: GivenTokens | None = None) -> Sche
 
 @pytest.mark.parametrize("regex", [None, "[A-Z]{1,20}"])
 @pytest.mark.parametrize("num_repeated", [1, 2])
-def test_a_step_after_given_tokens_goes_on_from_them(regex: str | None, num_repeated: int) -> None:
+@pytest.mark.parametrize("late", ["Y", "YYY"])
+def test_a_step_after_given_tokens_goes_on_from_them(
+    regex: str | None, num_repeated: int, late: str
+) -> None:
     """A failed step is begun again, with the same tokens."""
     sequences = Sequences(lambda _: grammar(regex or ""))
     form = None if regex is None else StructuredOutputs(grammar="start: /[A-Z]+/")
@@ -46,8 +49,9 @@ def test_a_step_after_given_tokens_goes_on_from_them(regex: str | None, num_repe
     )
     first = sequences.begin(StepPlan(step_id=0, chunks=(chunk(0, 3),), new_requests=(message,)))
     sequences.end(first, StepOutcome({"a": tokens_of("X")}, num_known_rows={"a": 1}), 0.0)
-    later = sequences.begin(StepPlan(step_id=1, chunks=(chunk(3, 1),)))  # it is too late to go on
-    sequences.end(later, StepOutcome({"a": tokens_of("Y")}, num_known_rows={"a": 1}), 0.0)
+    for place in range(len(late)):  # what comes is too late
+        later = sequences.begin(StepPlan(step_id=1, chunks=(chunk(3 + place, 1),)))
+        sequences.end(later, StepOutcome({"a": tokens_of("Y")}, num_known_rows={"a": 1}), 0.0)
     given = GivenTokens(4, tokens_of("END"))
     for _ in range(num_repeated):
         step = sequences.begin(StepPlan(step_id=2, chunks=(chunk(3, 4, given),)))

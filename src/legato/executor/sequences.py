@@ -208,10 +208,9 @@ class Sequences:
         No step is in flight that samples a token of the sequence.
         """
         num_kept = given.start - sequence.num_prompt_tokens
-        end = given.start + len(given.token_ids)
-        if sequence.constraint is not None and sequence.num_tokens != end:
+        if sequence.constraint is not None and sequence.given != given:
             self._masks.give(sequence.constraint, num_kept, given.token_ids)
-        sequence.num_tokens = given.start
+        sequence.given, sequence.num_tokens = given, given.start
         for token_id in given.token_ids:
             sequence.append(token_id)
 
