@@ -34,6 +34,7 @@ COPIED = 3
 """Attributes that make a call a copy."""
 
 LEFT_OUT = {
+    "Arrival": {"cut_choices": "known only once the request runs"},
     "ChatAnswer": {
         "timings": "put in where they are asked for",
         "prompt_progress": "comes before the first token",
@@ -92,7 +93,7 @@ LEFT_OUT = {
 }
 """Key a class; value its fields that copies leave at their defaults, and why."""
 
-OF_TOKENS = {"bad_words_token_ids", "kept_special_tokens"}
+OF_TOKENS = {"bad_words_token_ids", "kept_special_tokens", "thinking_limit"}
 """Sampling parameters that no client sends: servers make them of `bad_words` and of tools."""
 AS_CHAT = {"n", "stop", "logprobs", "prompt_logprobs", "structured_outputs", "max_tokens"}
 """Sampling parameters that other APIs do not have, or name otherwise, as `chat` says."""

@@ -238,7 +238,8 @@ VALUES: dict[str, Any] = {
     # Of a template, and of tools.
     "tools": [_TOOL], "add_generation_prompt": False, "continue_final_message": True,
     "chat_template": "x", "chat_template_kwargs": {"enable_thinking": False},
-    "enable_thinking": False, "thinking_token_budget": 0, "tool_choice": "none",
+    "enable_thinking": False, "thinking_token_budget": 0, "thinking_budget": 0,
+    "tool_choice": "none",
     "parallel_tool_calls": False, "functions": [_FUNCTION], "function_call": {"name": "f"},
     "reasoning_effort": "high",
     # Of single bodies.

@@ -62,6 +62,7 @@ _TEMPLATE = chat_templates.QWEN.replace(
 def reader() -> RequestReader:
     """Its model thinks, and its tokenizer adds a token at the beginning."""
     tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL), _TEMPLATE)
+    tokenizer.backend.add_special_tokens(["<think>", "</think>"])
     begin = "<|im_start|>"
     tokenizer.backend.post_processor = TemplateProcessing(
         single=f"{begin} $A",

@@ -21,7 +21,7 @@ from legato.core.plan import (
 )
 from legato.core.pooling import Pooling
 from legato.core.request import AbortRequest, AddRequest, Request
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.slo import ServiceParams
 from legato.core.token_ids import token_array
 from legato.executor.simulated import SimulatedExecutor, VirtualClock
@@ -34,6 +34,7 @@ from legato.scheduler.step_time import StepTimeModel
 from legato.speculation.drafter import CostlyDrafter, Drafter
 from tests.scheduler.plan_checks import PlanChecks
 from tests.scheduler.shadow_cache import ShadowCache
+from tests.scheduler.thoughts import Thoughts
 
 VOCAB_SIZE = 1000
 GARBAGE = ChunkResult(7, (VOCAB_SIZE,))
@@ -127,6 +128,8 @@ class Harness:
         self.holds: dict[str, Hold] = {}
         self.quarantined: list[str] = []
         """Key request id, of those whose blocks another engine reads or writes."""
+        self.thinking: ThinkingLimit | None = None
+        """Of requests that are added without their own."""
         self.known: set[str] = set()
         """Requests that the executor knows, without their end."""
 
@@ -142,6 +145,7 @@ class Harness:
         prompt_logprobs: int | None = None,
         kv_role: str | None = None,
         pooling: Pooling | None = None,
+        thinking: ThinkingLimit | None = None,
         **service: Any,
     ) -> None:
         """Let a request arrive now.
@@ -169,6 +173,7 @@ class Harness:
                 temperature=0.0,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                thinking_limit=thinking or self.thinking,
             ),
             service=ServiceParams(**service),
             eos_token_ids=tuple(eos_token_ids),
@@ -210,13 +215,14 @@ class Harness:
 
     def is_stream(self, request: Request) -> bool:
         """Whether its next token is due, by what it and who shares its blocks did."""
-        if request.ends_in_flight:
+        if request.ends_in_flight or request.num_passed_over:
             return False
         num_computed = request.num_scheduled_tokens
         if not request.is_in_flight:
             num_computed = max(num_computed, self.kv.num_computed_tokens(request))
         is_output = num_computed >= request.num_prompt_tokens
-        return is_output and request.num_expected_tokens - num_computed == 1
+        num_left = request.num_expected_tokens - num_computed
+        return is_output and 1 <= num_left <= 1 + request.num_given_tokens
 
     def run(
         self,
@@ -281,8 +287,10 @@ class Harness:
             self.take(self.scheduler.withdraw())
 
     def is_valid(self, chunk: ScheduledChunk) -> bool:
-        """Whether the request still runs."""
-        return not self.finish_reasons[chunk.request_id]
+        """Whether the request still runs, and has the tokens that the chunk was planned for."""
+        request = self.scheduler._queues.running.get(chunk.request_id)
+        is_passed_over = request is not None and request.num_passed_over > 0
+        return not (self.finish_reasons[chunk.request_id] or is_passed_over)
 
     def counted(self, chunk: ScheduledChunk, num_tokens: int) -> ScheduledChunk:
         """A chunk with fewer counted tokens than it has, or more, as if drafts were right."""
@@ -415,7 +423,9 @@ class Harness:
         if any(request_id in plan.preempted for plan in self.plans):
             num_known = num_prompt + num_output  # no more is said to be cached from then on
         if num_output:
-            assert num_known >= num_prompt + num_output - 1
+            limit = request.params.thinking_limit  # tokens given last may be the last of all
+            num_given = 0 if limit is None else len(limit.forced)
+            assert num_known >= num_prompt + num_output - 1 - num_given
         reads_all = request.params.prompt_logprobs is not None or request.pooling == "mean"
         if reads_all or not self.kv._is_sharing:
             assert not num_cached
@@ -431,11 +441,13 @@ class Harness:
         assert request.params.max_tokens is not None
         count = min(request.params.max_tokens, self.max_model_len - len(token_ids))
         num_prompt_tokens = len(token_ids)
-        for _ in range(count):
+        thoughts = Thoughts(request.params.thinking_limit)
+        while len(token_ids) < num_prompt_tokens + count:
             token_ids.append(greedy_token(token_ids))
             if token_ids[-1] in request.eos_token_ids:
                 break
-        return token_ids[num_prompt_tokens:]
+            token_ids += thoughts.after(token_ids[num_prompt_tokens:])
+        return token_ids[num_prompt_tokens : num_prompt_tokens + count]
 
 
 def coming(request: Request, count: int) -> list[int]:

@@ -159,6 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             step_time_s=truth(costs, noise_of(seed)),
             **scheduler,
         )
+        self.harness.thinking = getattr(self, "limit", None)
         self.ids = map(str, itertools.count())
 
     @rule(arrivals=st.lists(arrivals(), min_size=1, max_size=6))

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from fastapi.responses import Response
@@ -37,19 +37,27 @@ logger = logging.getLogger(__name__)
 
 
 class LegatoNotes(msgspec.Struct, frozen=True):
-    """Attributes: `warnings`: the fields and tools of the request that had no effect."""
+    """Notes on one answer.
+
+    Attributes:
+        warnings: the fields and tools of the request that had no effect.
+        thinking: "cut" if thinking was ended at its budget, in any choice.
+    """
 
     warnings: list[str]
+    thinking: Literal["cut"] | UnsetType = UNSET
 
 
 class NotedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes: `legato` is present if there are warnings."""
+    """Attributes: `legato` is present if there is something to note."""
 
     legato: LegatoNotes | UnsetType = UNSET
 
 
 def notes_of(arrival: Arrival) -> LegatoNotes | UnsetType:
-    """Return the `legato` of a request's answer, if there are warnings."""
+    """Return the `legato` of a request's answer, if there is something to note."""
+    if arrival.cut_choices:
+        return LegatoNotes(arrival.warnings, "cut")
     return LegatoNotes(arrival.warnings) if arrival.warnings else UNSET
 
 
@@ -57,13 +65,18 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """OpenAI's usage object."""
+    """OpenAI's usage object. Attributes: the last is present if a chat's model thought."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class UsageCounter:
@@ -73,8 +86,11 @@ class UsageCounter:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_cached_tokens: dict[int, int] = {}  # key: index of a prompt's first choice
         self._num_output_tokens = 0
+        self._num_thinking_tokens: dict[int, int] = {}  # key: choice
 
     def add(self, choice: int, delta: CompletionDelta) -> None:
+        if delta.output.num_thinking_tokens:
+            self._num_thinking_tokens[choice] = delta.output.num_thinking_tokens
         self._num_output_tokens += len(delta.token_ids)
         self.add_cached(choice, delta)
 
@@ -91,6 +107,9 @@ class UsageCounter:
             self._num_output_tokens,
             self._num_prompt_tokens + self._num_output_tokens,
             PromptTokensDetails(sum(self._num_cached_tokens.values())),
+            CompletionTokensDetails(sum(thought))
+            if (thought := self._num_thinking_tokens.values())
+            else UNSET,
         )
 
 

@@ -20,6 +20,7 @@ class Arrival:
         tenant: the tenant of its API key; None if the key names none.
         cache_owner: that tenant, if it shares no cached blocks with others; else None.
         warnings: for the answer and its `Warning` header, each once.
+        cut_choices: the answer's choices whose thinking was ended at its budget.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class Arrival:
     tenant: str | None = None
     cache_owner: str | None = None
     warnings: list[str] = field(default_factory=list)
+    cut_choices: set[int] = field(default_factory=set)
 
     def named(self, request_id: str | None) -> str:
         """Return the client's name of the request: of its header, else this one, else a new one."""

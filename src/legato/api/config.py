@@ -23,6 +23,8 @@ _routing = partial(Flag, group="routers")
 
 UnknownFields = Literal["refuse", "ignore"]
 ModelName = Annotated[str, msgspec.Meta(min_length=1)]
+TokenBudget = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+"""As of llama-server: -1 is no limit."""
 OllamaVersion = Annotated[str, msgspec.Meta(pattern=r"^\d+\.\d+\.\d+$")]
 """Digits only: clients parse each part."""
 
@@ -220,6 +222,31 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             "Warning header",
             metavar="TOKENS",
             default="what the context holds",
+        ),
+    ] = None
+    reasoning_budget: Annotated[
+        TokenBudget | None,
+        _limit(
+            "tokens of thinking in a chat at most, if its request does not say how many; 0 for "
+            "none. At it, the answer begins",
+            metavar="TOKENS",
+            default="no limit",
+        ),
+    ] = None
+    reasoning_budget_message: Annotated[
+        str | None,
+        _limit(
+            "last words of a thought that a budget ends",
+            metavar="TEXT",
+            default="those of the model's makers, if they have any",
+        ),
+    ] = None
+    max_reasoning_budget: Annotated[
+        TokenBudget | None,
+        _limit(
+            "tokens of thinking in any chat at most",
+            metavar="TOKENS",
+            default="no limit",
         ),
     ] = None
     max_unread_tokens: Annotated[

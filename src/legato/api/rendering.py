@@ -29,7 +29,10 @@ from legato.language.message.message_syntax import MessageSyntax
 
 router = APIRouter(tags=["tokenization"])
 
-_NOT_SENT = ("kept_special_tokens", "bad_words_token_ids", "truncate_prompt_tokens")
+_NOT_SENT = (
+    *("kept_special_tokens", "bad_words_token_ids", "truncate_prompt_tokens"),
+    "thinking_limit",
+)
 """Parameters that follow from others, or that are applied already."""
 _PAIRS_PER_PIECE = 1024
 

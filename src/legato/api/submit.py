@@ -85,6 +85,8 @@ class JobRun:
                 finish_reason=delta.finish_reason,
                 received_s=received_s,
             )
+            if output.is_thinking_cut:
+                self.arrival.cut_choices.add(choice)
             self._record.take(choice, delta)
             take(choice, delta)
             return not stream.needs_abort

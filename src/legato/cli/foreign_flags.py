@@ -158,7 +158,7 @@ _LLAMA_NOTES = {
     "a request says it, and generation_config.json or the GGUF file what requests begin with": (
         "n predict n-predict temp temperature top-k top-p min-p s repeat-penalty "
         "repeat-last-n presence-penalty frequency-penalty samplers mirostat* grammar grammar-file "
-        "j json-schema ignore-eos keep chat-template-kwargs reasoning-budget"
+        "j json-schema ignore-eos keep chat-template-kwargs"
     ),
     "thoughts are read by what the checkpoint's chat template writes": (
         "reasoning-format rea reasoning"

@@ -119,6 +119,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         scheduled_s: planning time of the step that admitted the request, on the clock of
             `AddRequest.arrival_time_s`; None before.
         pooled: float32 [E], the vector that ends a pooled request.
+        num_thinking_tokens: tokens of thinking so far, of a request whose thinking is counted.
+        is_thinking_cut: whether its thinking was ended at its budget.
     """
 
     request_id: str
@@ -135,3 +137,5 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     is_promise_waived: bool = False
     scheduled_s: float | None = None
     pooled: bytes | None = None
+    num_thinking_tokens: int = 0
+    is_thinking_cut: bool = False

@@ -36,6 +36,17 @@ class StateChange(NamedTuple):
     earlier: tuple[int, ...] = ()
 
 
+class GivenTokens(NamedTuple):
+    """Tokens of an output that were not sampled, and replace what was sampled in their place.
+
+    Attributes:
+        start: position of the first of them.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+
+
 class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + num_tokens) of one request, computed in one step.
 
@@ -54,6 +65,8 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             a chunk outside any request.
         window_block_ids: the request's block table in each window group of the cache, as long as
             `block_ids`; entries that no query of the chunk reads may be any block.
+        given: the last tokens of the request, if they were given and are not computed yet. A chunk
+            may repeat those of an earlier one.
     """
 
     request_id: str
@@ -67,6 +80,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
     drafter: DrafterName | None = None
     state: StateChange | None = None
     window_block_ids: tuple[Sequence[int], ...] = ()
+    given: GivenTokens | None = None
 
     @property
     def end(self) -> int:

@@ -1,6 +1,7 @@
 """A request: the frozen message that asks for it and the one mutable record of its progress."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -84,6 +85,9 @@ class Request:
         in_flight_since_s, in_flight_until_s: expected end of the step in flight that samples its
             first token, and of the last one that samples any.
         num_reserved_tokens: tokens that its blocks have room for; set by the KV manager.
+        num_given_tokens: its last tokens that were given, not sampled, until they are computed.
+        num_passed_over: its oldest chunks in flight whose results do not count, since tokens were
+            given in the place of theirs. It joins no step before they have landed.
         rank: its place among requests that wait for prefill; lower goes first.
         num_hit_tokens: its tokens that were in the cache at the scheduler's last lookup, computed
             or about to be by another request; until it runs, blocks may come and go.
@@ -118,7 +122,9 @@ class Request:
         "num_computed_tokens",
         "num_expected_tokens",
         "num_final_tokens",
+        "num_given_tokens",
         "num_hit_tokens",
+        "num_passed_over",
         "num_preemptions",
         "num_prompt_tokens",
         "num_reserved_tokens",
@@ -161,6 +167,7 @@ class Request:
         self.token_ids: TokenIds = message.prompt_token_ids[:]
         self.num_computed_tokens = self.num_scheduled_tokens = 0
         self.num_reserved_tokens = 0
+        self.num_given_tokens = self.num_passed_over = 0
         self.num_hit_tokens = 0
         self.found: object = None
         self.num_cached_tokens = 0
@@ -200,9 +207,12 @@ class Request:
 
     @property
     def is_stream(self) -> bool:
-        """Whether its whole prompt has been scheduled, and only its next token has not."""
-        start = self.num_scheduled_tokens
-        return start >= self.num_prompt_tokens and start + 1 == self.num_expected_tokens
+        """Whether its whole prompt has been scheduled, and only its next token has not.
+
+        Tokens given after that one are computed with it.
+        """
+        start, end = self.num_scheduled_tokens, self.num_expected_tokens
+        return self.num_prompt_tokens <= start < end <= start + 1 + self.num_given_tokens
 
     @property
     def ends_in_flight(self) -> bool:
@@ -260,6 +270,7 @@ class Request:
 
     def settle(self) -> None:
         """Expect nothing more from steps in flight."""
+        self.num_passed_over = 0
         self.num_scheduled_tokens = self.num_computed_tokens
         self.num_expected_tokens = self.num_tokens
 
@@ -285,6 +296,34 @@ class Request:
                 return
         if self.num_tokens >= self.num_final_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+    def give(self, token_ids: Sequence[int], num_in_flight: int) -> int:
+        """Append tokens that are not sampled, and end the request if its length does.
+
+        Args:
+            num_in_flight: chunks in flight that were planned for other tokens.
+
+        Returns:
+            how many there is room for.
+        """
+        given = token_ids[: self.num_final_tokens - self.num_tokens]
+        self.token_ids.extend(given)
+        self.num_tokens += len(given)
+        self.num_given_tokens += len(given)
+        if num_in_flight:
+            self.num_passed_over = num_in_flight
+            self.num_expected_tokens = max(self.num_expected_tokens, self.num_tokens)
+        else:
+            self.settle()
+        if self.num_tokens >= self.num_final_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return len(given)
+
+    def pass_over(self) -> None:
+        """Take note that a chunk whose result does not count landed, or will not be computed."""
+        self.num_passed_over -= 1
+        if not self.num_passed_over:
+            self.settle()
 
     @property
     def is_pooled_whole(self) -> bool:

@@ -70,7 +70,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     # The executors, for tokens that are known already.
     "scores": ("logprobs", "logprob_token_ids", "prompt_logprobs"),
     # The scheduler; min_tokens, too.
-    "end": ("max_tokens", "stop_token_ids", "ignore_eos"),
+    "end": ("max_tokens", "stop_token_ids", "ignore_eos", "thinking_limit"),
     # The front end's text of the output.
     "text": (
         *("stop", "include_stop_str_in_output"),
@@ -79,6 +79,35 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 }
 """Key a stage that may change an answer; value the fields of `SamplingParams` that it reads. A
 field stands at its first stage after the prompt."""
+
+
+class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many tokens a request may think, by the marks of its model's family.
+
+    Tokens between the marks count, over all thoughts of the output; the marks themselves do not.
+
+    Attributes:
+        budget: most tokens of thinking; None only counts them.
+        begins: the sequences of tokens that begin a thought.
+        ends: tokens each of which ends a thought.
+        forced: tokens that end the first thought at the budget; all but the first `num_said` are
+            marks and what follows them.
+        num_said: the tokens at the start of `forced` that are thinking, too, and count.
+        forced_again: the same for later thoughts, without words.
+        breaks: tokens with a line break: close to the budget, a thought ends at one of them.
+        calls: first and last token of a section of tool calls, in which no thought begins.
+        is_open: whether the prompt ends within a thought.
+    """
+
+    budget: int | None = None
+    begins: tuple[tuple[int, ...], ...]
+    ends: tuple[int, ...]
+    forced: tuple[int, ...] = ()
+    num_said: int = 0
+    forced_again: tuple[int, ...] = ()
+    breaks: tuple[int, ...] = ()
+    calls: tuple[int, int] | None = None
+    is_open: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         skip_special_tokens: leave special tokens out of the text.
         kept_special_tokens: ids of special tokens that stay in the text even so.
         structured_outputs: the form that the output must have.
+        thinking_limit: how many tokens may be thinking; the front end makes it of a chat's budget.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -148,6 +178,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
     structured_outputs: StructuredOutputs | None = None
+    thinking_limit: ThinkingLimit | None = None
 
     def __post_init__(self) -> None:
         # As in vLLM, these may be a list or None, and the first two also a single value.

@@ -50,6 +50,7 @@ class Constraint:
         self.is_complete = False
         self.fault: Fault | None = None
         self._end_token_ids = frozenset(t for t in end_token_ids if t < grammar.end)
+        self._num_consumed = 0  # tokens that the grammar has moved past
 
     @property
     def has_ended(self) -> bool:
@@ -107,12 +108,28 @@ class Constraint:
                     if token_id in self._end_token_ids:
                         break  # the end token is no part of the output
                     self.grammar.matcher.consume_token(token_id)
+                    self._num_consumed += 1
                     if self.grammar.matcher.is_stopped():
                         break
                 self._look()
         except Exception as error:
             self.fail(error)
         return num_taken
+
+    def give(self, num_kept: int, token_ids: Sequence[int]) -> None:
+        """Move the grammar past given tokens, instead of the sampled ones after the first.
+
+        Args:
+            num_kept: sampled tokens that stay.
+        """
+        try:
+            with raising_no_panic():
+                self.grammar.matcher.rollback(max(0, self._num_consumed - num_kept))
+        except Exception as error:
+            self.fail(error)
+        self._num_consumed = min(self._num_consumed, num_kept)
+        self.is_complete = False
+        self.advance(token_ids)
 
     def take(self, mask: Masks) -> None:
         """Set the new mask [1, words] of the next token."""

@@ -87,6 +87,11 @@ class MaskMaker:
         with self._changed:
             return constraint.advance(token_ids)
 
+    def give(self, constraint: Constraint, num_kept: int, token_ids: Sequence[int]) -> None:
+        """See `Constraint.give`."""
+        with self._changed:
+            constraint.give(num_kept, token_ids)
+
     def close(self, constraint: Constraint) -> None:
         """See `Constraint.close`."""
         with self._changed:

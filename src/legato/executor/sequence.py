@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from legato.core.plan import GivenTokens
 from legato.core.request import AddRequest
 from legato.core.sampling_params import SamplingParams
 from legato.executor.constraint import Constraint
@@ -94,6 +95,7 @@ class SequenceState:
         num_prompt_logprobs: prompt tokens with log probabilities already returned; recomputation
             after a preemption must not return them again.
         pooled: the vector of its prompt; None if it samples tokens.
+        given: the last tokens that were given; None if there were none.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class SequenceState:
         self.token_ids = np.empty(len(prompt) + message.params.max_tokens, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
         self.num_prompt_logprobs = 0
+        self.given: GivenTokens | None = None
         pooling = message.pooling
         self.pooled = None if pooling is None else PooledPrompt(pooling, len(prompt), head)
         self.may_adjust_logits = message.params.may_adjust_logits

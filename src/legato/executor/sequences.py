@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from legato.core.outputs import TokenLogprobs, TokenScores
-from legato.core.plan import ChunkResult, Fault, ScheduledChunk, StepPlan, StepResult
+from legato.core.plan import ChunkResult, Fault, GivenTokens, ScheduledChunk, StepPlan, StepResult
 from legato.core.request import AddRequest
 from legato.executor.constraint import Constraint
 from legato.executor.mask_maker import MaskMaker
@@ -145,6 +145,8 @@ class Sequences:
             )
         step = BegunStep(plan, [self._sequences[chunk.request_id] for chunk in plan.chunks])
         for chunk, sequence in step.pairs:
+            if chunk.given is not None:
+                self._give(sequence, chunk.given)
             if chunk.draft_token_ids:
                 sequence.guess(chunk.draft_token_ids, chunk.end - len(chunk.draft_token_ids))
         self._masks.want(
@@ -199,6 +201,18 @@ class Sequences:
                 chunks[chunk.request_id] = result
         self._masks.want([(constraint, ()) for constraint in going_on])
         return StepResult(step_id=step.plan.step_id, seconds=seconds, chunks=chunks, faults=faults)
+
+    def _give(self, sequence: SequenceState, given: GivenTokens) -> None:
+        """Put given tokens in the place of sampled ones; a second time, nothing changes.
+
+        No step is in flight that samples a token of the sequence.
+        """
+        num_kept = given.start - sequence.num_prompt_tokens
+        if sequence.constraint is not None and sequence.given != given:
+            self._masks.give(sequence.constraint, num_kept, given.token_ids)
+        sequence.given, sequence.num_tokens = given, given.start
+        for token_id in given.token_ids:
+            sequence.append(token_id)
 
     def _constraint(self, message: AddRequest) -> Constraint | None:
         if message.params.structured_outputs is None:

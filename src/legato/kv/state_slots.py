@@ -229,7 +229,7 @@ class StateSlots:
         """Undo `assigned`, for the newest step in flight."""
         for chunk in chunks:
             line = self._lines.get(chunk.request_id)
-            if line is not None:
+            if line is not None and line.written:
                 self._free += line.written.pop()
 
     def withdraw_all(self) -> None:
@@ -245,7 +245,7 @@ class StateSlots:
         to another row, none of it does, and it is computed again.
         """
         line = self._lines[chunk.request_id]
-        kept = line.written[0]
+        kept = line.written[0] if line.written else []  # an earlier one does not count
         num_counted = 0 if result is None else result.num_tokens
         place = num_counted - 1 - (chunk.num_tokens - len(kept))
         if place >= 0:

@@ -62,6 +62,11 @@ class StepBudget:
         self._most_prefill: float = UNLIMITED  # tokens
         self._changed_s = 0.0
 
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that a step may have."""
+        return self._most_tokens
+
     def lower(self, num_prefill_tokens: int, now_s: float) -> None:
         """Lower the limit on prefill tokens: a step with so many ran out of memory."""
         self._ran_out_at = max(self._ran_out_at, num_prefill_tokens)

@@ -54,7 +54,10 @@ class Decodes:
         may_hurry: bool,
         max_wait_s: float,
     ) -> None:
-        self._streams = streams
+        self._all = streams
+        # Streams whose tokens were given up to the next that is sampled.
+        self._given = [r for r in streams if r.num_given_tokens and r.num_remaining_tokens > 1]
+        self._streams = [r for r in streams if r not in self._given] if self._given else streams
         self._queues = queues
         self._admission = admission
         self._kv = kv
@@ -72,8 +75,8 @@ class Decodes:
         No request is preempted while a step is in flight: that step may compute it.
         """
         return (
-            any(request.waits_for_token for request in self._streams)
-            or not self._reserve(self._streams)
+            any(request.waits_for_token for request in self._all)
+            or not self._reserve(self._all)
             or bool(self._admission.yielding())
         )
 
@@ -86,8 +89,16 @@ class Decodes:
         """Begin a step with the next token of every stream, even beyond the budget."""
         assert self._yielding is None, "a stream has one token a step"
         self._yielding = []
+        step = self._begun()
+        given = self._with_room(self._given, step.request_ids)
+        for place, request in enumerate(filter(self._is_running, given)):
+            step.add_given(request, len(self._yielding) + len(given) - place - 1)
+        return step
+
+    def _begun(self) -> Step:
         promised = self._with_room([r for r in self._streams if not r.is_best_effort])
-        due_s = min([request.next_due_s for request in promised], default=UNLIMITED)
+        owed = [r for r in self._given if not r.is_best_effort]
+        due_s = min([request.next_due_s for request in [*promised, *owed]], default=UNLIMITED)
         is_due = due_s < UNLIMITED
         limit_s = due_s - self._begins_s if is_due else self._idle_limit_s
         step = Step(self._kv, self._budget, limit_s=limit_s, is_due=is_due)
@@ -124,7 +135,7 @@ class Decodes:
         """
         if step.ends_within(step.limit_s):
             return False
-        return step.ends_within(min(request.promise_s for request in self._streams))
+        return step.ends_within(min(request.promise_s for request in self._all))
 
     def _add_fitting(self, step: Step, streams: Sequence[Request]) -> list[Request]:
         """Add the best-effort streams for which there is time; return the others."""

@@ -80,6 +80,10 @@ class Dispatch:
         """Plans of the steps in flight, the oldest first."""
         return [flight.plan for flight in self._in_flight]
 
+    def count_of(self, request_id: str) -> int:
+        """Return how many chunks of a request are in flight."""
+        return sum(c.request_id == request_id for plan in self.plans for c in plan.chunks)
+
     def look_ahead(self, now_s: float, running: Mapping[str, Request]) -> float:
         """Return when a step planned now can begin; set `in_flight_until_s` of requests.
 

@@ -106,6 +106,11 @@ class Queues:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def joining(self) -> list[Request]:
+        """Running requests that a step planned now may move forward, in order of admission."""
+        return [r for r in self.running.values() if not (r.num_passed_over or r.ends_in_flight)]
+
     def get(self, request_id: str) -> Request | None:
         return self.running.get(request_id) or self._waiting.get(request_id)
 

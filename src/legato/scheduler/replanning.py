@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from legato.core.containment import Containment
 from legato.core.outputs import FinishReason, RequestOutput
-from legato.core.plan import BlockMove, StepPlan
+from legato.core.plan import BlockMove, Fault, StepPlan
 from legato.core.request import Request
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.dispatch import Dispatch
@@ -84,8 +84,11 @@ class Replanning:
             request = self._queues.running.get(chunk.request_id)
             if request is None:
                 continue
-            request.num_scheduled_tokens -= chunk.num_tokens
-            request.num_expected_tokens -= chunk.num_samples
+            if request.num_passed_over:
+                request.pass_over()
+            else:
+                request.num_scheduled_tokens -= chunk.num_tokens
+                request.num_expected_tokens -= chunk.num_samples
             if request.finish_reason is not None and not request.is_in_flight:
                 outputs.append(ended(request.request_id, request.finish_reason))
                 self._end(request)
@@ -201,6 +204,17 @@ class Replanning:
 def ended(request_id: str, reason: FinishReason) -> RequestOutput:
     """Return the last output of a request that ends without an error."""
     return RequestOutput(request_id=request_id, finish_reason=reason)
+
+
+def faulted(request: Request, fault: Fault) -> RequestOutput:
+    """End a request that could not be computed; return its last output."""
+    request.finish_reason = FinishReason.ERROR
+    return RequestOutput(
+        request_id=request.request_id,
+        finish_reason=FinishReason.ERROR,
+        error=fault.error,
+        is_asked_for=fault.is_asked_for,
+    )
 
 
 def failed(request_id: str, error: Exception) -> RequestOutput:

@@ -4,7 +4,7 @@ Pure Python: the same object drives the real model, the simulator and the proper
 argument, blocks come from a KV manager, and the executor is never seen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.containment import Containment
@@ -30,11 +30,12 @@ from legato.scheduler.order import HIT_AWARE, ORDERS
 from legato.scheduler.policy import POLICIES
 from legato.scheduler.prefills import Prefills
 from legato.scheduler.queues import Queues
-from legato.scheduler.replanning import Replanning, ended, failed
+from legato.scheduler.replanning import Replanning, ended, failed, faulted
 from legato.scheduler.step import Step
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
 from legato.scheduler.tenants import Tenants
+from legato.scheduler.thinking import ThinkingBudgets, given_logprobs
 from legato.speculation.drafter import CostlyDrafter, Drafter
 
 _LOOKED_UP = 2
@@ -94,6 +95,7 @@ class Scheduler:
         self.replanning = Replanning(
             self.plan, self._end, self._requests, self._queues, kv, self._dispatch, self.containment
         )
+        self._thoughts = ThinkingBudgets()
         self._was_hurried = False
         self.broken_promise = ""
         self._num_preemptions = 0
@@ -257,7 +259,7 @@ class Scheduler:
         queues, kv, config, dispatch = self._queues, self._kv, self._config, self._dispatch
         self._step_time.set_miss_rate(allowed_miss_rate(queues.running.values()))
         begins_s = dispatch.look_ahead(now_s, queues.running)
-        running = [request for request in queues.running.values() if not request.ends_in_flight]
+        running = queues.joining
         streams, begun = divided(running, kv)
         admission = Admission(queues, kv, self._budget, self._lengths, config, running, now_s)
         decodes = Decodes(
@@ -315,7 +317,7 @@ class Scheduler:
             if request is None:
                 continue  # the request ended while the step was in flight
             try:
-                done = landed(chunk, chunks.get(chunk.request_id))
+                done = landed(chunk, self._thoughts.counted(request, chunks.get(chunk.request_id)))
                 if done is not None:
                     request.num_computed_tokens = chunk.start + done.num_tokens
                 if request.finish_reason is not None:
@@ -323,13 +325,13 @@ class Scheduler:
                 elif done is not None:
                     own = self._take_tokens(request, done, now_s)
                 else:
-                    own = self._take_fault(request, chunk, result.faults[chunk.request_id])
+                    own = self._take_fault(request, chunk, result.faults)
                 if done is not None:
                     share(request)  # its new tokens, too
                 outputs += own
                 if request.finish_reason is not None:
                     self._end(request)
-                elif (
+                elif not request.num_passed_over and (
                     done is None
                     or done.num_tokens != chunk.num_tokens
                     or len(done.token_ids) != chunk.num_samples
@@ -428,20 +430,14 @@ class Scheduler:
         return [ended(request_id, FinishReason.ABORT)]
 
     def _take_fault(
-        self, request: Request, chunk: ScheduledChunk, fault: Fault
+        self, request: Request, chunk: ScheduledChunk, faults: Mapping[str, Fault]
     ) -> list[RequestOutput]:
-        can_be_shorter = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
-        if fault.is_out_of_memory and can_be_shorter:
+        if request.num_passed_over:
+            request.pass_over()
             return []
-        request.finish_reason = FinishReason.ERROR
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                finish_reason=FinishReason.ERROR,
-                error=fault.error,
-                is_asked_for=fault.is_asked_for,
-            )
-        ]
+        fault = faults[chunk.request_id]
+        can_be_shorter = self._config.enable_chunked_prefill and chunk.num_tokens > MIN_CHUNK
+        return [] if fault.is_out_of_memory and can_be_shorter else [faulted(request, fault)]
 
     def _take_tokens(
         self, request: Request, done: ChunkResult, now_s: float
@@ -453,6 +449,8 @@ class Scheduler:
                 self._num_prefix_cache_hits += request.num_cached_tokens
             self._forecast_errors.observe(request, now_s)
         num_taken = 0
+        if done.token_ids:
+            request.num_given_tokens = 0  # they are computed
         for token_id in done.token_ids:
             request.append(token_id, now_s)
             num_taken += 1
@@ -460,6 +458,7 @@ class Scheduler:
                 break
         if done.is_complete or is_pooled:
             request.complete()
+        given, num_thinking_tokens, is_cut = self._thoughts.ended(request, self._dispatch.count_of)
         if num_taken and request.finish_reason is None:
             self._drafters.advance(request)
         if not num_taken and done.prompt_logprobs is None and request.finish_reason is None:
@@ -467,8 +466,8 @@ class Scheduler:
         return [
             RequestOutput(
                 request_id=request.request_id,
-                new_token_ids=done.token_ids[:num_taken],
-                logprobs=None if done.logprobs is None else done.logprobs[:num_taken],
+                new_token_ids=(*done.token_ids[:num_taken], *given),
+                logprobs=given_logprobs(done.logprobs and done.logprobs[:num_taken], given),
                 prompt_logprobs=done.prompt_logprobs,
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,
@@ -476,13 +475,16 @@ class Scheduler:
                 is_promise_waived=request.is_promise_waived,
                 scheduled_s=request.scheduled_s,
                 pooled=done.pooled,
+                num_thinking_tokens=num_thinking_tokens,
+                is_thinking_cut=is_cut,
             )
         ]
 
     def _end(self, request: Request) -> None:
         """Release everything that a request holds; a part that raises is tried once more."""
         leave = self.replanning.leave
-        parts = (leave, self._kv.release, self._drafters.forget, self._note_end)
+        forget = self._drafters.forget, self._thoughts.forget
+        parts = (leave, self._kv.release, *forget, self._note_end)
         self._requests.pop(request.request_id, None)
         for release in parts:
             for _ in range(2):

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence, Set
 from itertools import count
 
-from legato.core.plan import ScheduledChunk
+from legato.core.plan import GivenTokens, ScheduledChunk
 from legato.core.request import Request
 from legato.core.step_record import EndedBy
 from legato.kv.manager import KVCacheManager
@@ -177,6 +177,18 @@ class Step:
             )
         return has_room
 
+    def add_given(self, request: Request, num_more: int) -> None:
+        """Add a stream's next token and the tokens given after it, as far as the step holds them.
+
+        Args:
+            num_more: tokens that other streams may still add.
+        """
+        wanted = request.num_remaining_tokens
+        room = max(1, self._budget.most_tokens - self.shape.num_tokens - num_more)
+        self.add_prefill(
+            request, min(wanted, room), "prompt_end" if room >= wanted else "token_budget"
+        )
+
     def add_prefill(self, request: Request, num_tokens: int, ended_by: EndedBy) -> bool:
         """Add the next tokens of a prompt that has blocks for all of it.
 
@@ -200,6 +212,7 @@ class Step:
             "prefill",
             ended_by,
             window_block_ids=self._kv.window_tables([request])[0],
+            given=_given(request) if request.num_given_tokens else None,
         )
         self._places[request.request_id] = len(self.chunks)
         self.shape.add(chunk)
@@ -207,3 +220,8 @@ class Step:
         request.num_scheduled_tokens += num_tokens
         request.num_expected_tokens += chunk.num_samples
         return True
+
+
+def _given(request: Request) -> GivenTokens:
+    start = request.num_tokens - request.num_given_tokens
+    return GivenTokens(start, tuple(request.token_ids[start:]))

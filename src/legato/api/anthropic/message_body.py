@@ -110,7 +110,7 @@ class Thinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     """`adaptive` and `between_tools` leave it to the model."""
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Changes nothing: `max_tokens` bounds thinking, too."""
+    """Most tokens of thinking; at it, the answer begins."""
     display: Literal["summarized", "omitted"] | None = None
     """`omitted` leaves thinking in `signature` alone."""
 

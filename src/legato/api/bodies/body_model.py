@@ -296,7 +296,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """The model and the settings that bodies are parsed with.
 
     Attributes:
-        max_completions, default_max_tokens, max_output_tokens, trust_request_chat_template,
+        max_completions, default_max_tokens, max_output_tokens, reasoning_budget,
+            reasoning_budget_message, max_reasoning_budget, trust_request_chat_template,
             message_special_tokens, unknown_fields: as in `ServerConfig`.
         shows_template: whether clients may see the chat template.
     """
@@ -305,6 +306,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_completions: int
     default_max_tokens: int | None
     max_output_tokens: int | None
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str | None = None
+    max_reasoning_budget: int | None = None
     trust_request_chat_template: bool
     message_special_tokens: MessageSpecialTokens
     unknown_fields: UnknownFields

@@ -12,6 +12,7 @@ from legato.api.bodies.body_model import (
     PartError,
     RequestModel,
     only,
+    set_fields,
 )
 from legato.api.bodies.chat_tools import Tools
 from legato.api.limits import (
@@ -194,7 +195,14 @@ class TemplateOptions(RequestModel):
     enable_thinking: bool | None = None
     """Shorthand for this variable of the template."""
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
-    """0 switches thinking off; another budget is not enforced."""
+    """Most tokens of thinking; 0 for none, -1 for no limit. At it, the answer begins."""
+    thinking_budget: Annotated[int, Field(ge=-1)] | None = None
+    """Other name of `thinking_token_budget` (Qwen, SGLang)."""
+
+    @model_validator(mode="after")
+    def _take_thinking_budget(self) -> "TemplateOptions":
+        set_fields(self, "thinking_budget", thinking_token_budget=self.thinking_budget)
+        return self
 
     @model_validator(mode="after")
     def _check_template_options(self) -> "TemplateOptions":

@@ -166,18 +166,22 @@ class ChatRequest(UnaskedOfChat, TemplateOptions, GenerationRequest):
     def effort(self) -> str | None:
         return self.reasoning_effort
 
-    def unheeded_thinking(self, *, reads_effort: bool) -> Iterator[Warned]:
+    def unheeded_thinking(self, *, reads_effort: bool, unheld: int | None) -> Iterator[Warned]:
         """Yield warnings about limits of thinking that do not hold for a model that may think.
 
         Args:
             reads_effort: whether the chat template reads `reasoning_effort`.
+            unheld: a budget, this request's or the server's, of a model whose marks of thinking are
+                no tokens; None if there is no such budget.
         """
-        if self.thinking_token_budget not in (None, -1):
+        if unheld is not None:
             yield Warned(
                 "thinking_token_budget is not enforced; max_tokens bounds thinking, too",
                 "thinking_token_budget",
             )
-        if self.enable_thinking is False:
+        if self.enable_thinking is False and (
+            unheld is not None or self.thinking_token_budget != 0
+        ):
             yield Warned(
                 "enable_thinking has no effect: this model's chat template cannot switch it off",
                 "enable_thinking",

@@ -11,10 +11,11 @@ from legato.api.bodies.body_model import JobMaker, validated
 from legato.api.job import End, Job, JobPrompt, Part, packed
 from legato.api.openai.chat_body import ChatRequest
 from legato.core.errors import naming_fields
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.step_record import Operation
 from legato.engine.client.requests import last_tokens
 from legato.language.conversation.prompt import RenderedChat, described
+from legato.language.conversation.thought_end import thinking_limit
 from legato.language.forms.message_grammar import message_form
 from legato.language.message.message_syntax import MessageSyntax
 
@@ -93,15 +94,24 @@ class ChatJobs(JobMaker):
         tools, prompt = request.tool_use.shown, self._prompt(request, has_offsets=has_offsets)
         yield from request.unheeded
         yield from request.unheeded_settings(self._info.max_model_len)
+        syntax = prompt.syntax if tools else prompt.syntax.without_calls()
+        budget, limit = self._budget(request), None
         if prompt.may_think:
-            yield from request.unheeded_thinking(reads_effort=prompt.reads_effort)
-        params, syntax = self._params(
-            request, prompt.syntax if tools else prompt.syntax.without_calls()
-        )
+            if not is_rendered:  # the prompt's next server does not get a limit
+                message, end = self._parser.serving.reasoning_budget_message, prompt.thought_end
+                limit = thinking_limit(self._tokenizer, syntax, end, budget, message)
+            unheld = budget if limit is None else None
+            yield from request.unheeded_thinking(reads_effort=prompt.reads_effort, unheld=unheld)
+        prompt_ids = prompt.token_ids
+        if limit is not None and limit.budget == 0 and limit.is_open:
+            prompt_ids = [*prompt_ids, *limit.forced]  # the thought ends before it begins
+            syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
+            limit = msgspec.structs.replace(limit, is_open=False)
+        params, syntax = self._params(request, syntax, limit)
         name = _limit_name(request)
         with naming_fields(max_tokens=name):
             capped = self._parser.capped(params)
-            token_ids = last_tokens(prompt.token_ids, capped, self._info.max_model_len)
+            token_ids = last_tokens(prompt_ids, capped, self._info.max_model_len)
             params = yield from self._limited(params, len(token_ids), name)
             room = self._info.max_model_len - len(token_ids)
             if bounds_output and params.max_tokens is not None and 0 < room < params.max_tokens:
@@ -123,15 +133,26 @@ class ChatJobs(JobMaker):
                 check_answer_size(job, self._info.max_model_len)
         yield job
 
+    def _budget(self, request: ChatRequest) -> int | None:
+        """Return how many tokens may be thinking at most; None without a limit."""
+        serving, budget = self._parser.serving, request.thinking_token_budget
+        if budget is None:
+            budget = serving.reasoning_budget
+        return min(
+            (n for n in (budget, serving.max_reasoning_budget) if n not in (None, -1)), default=None
+        )
+
     def _params(
-        self, request: ChatRequest, syntax: MessageSyntax
+        self, request: ChatRequest, syntax: MessageSyntax, thinking: ThinkingLimit | None
     ) -> tuple[SamplingParams, MessageSyntax]:
         """Return how to sample, and the syntax to read the answer by."""
         special_marks = self._tokenizer.special_marks(syntax)
         use, outputs = request.tool_use, request.output_form
         if use.callable or outputs is not None:
             with naming_fields(**request.form_names):
-                outputs, syntax = message_form(use, outputs, syntax, self._forms, special_marks)
+                form = message_form(use, outputs, syntax, self._forms, special_marks)
+            outputs, syntax = form.outputs, form.syntax
+            thinking = thinking if form.may_think else None
         with naming_fields(logprobs="top_logprobs", max_tokens=_limit_name(request)):
             params = request.sampling_params(
                 self._defaults.sampling,
@@ -139,6 +160,7 @@ class ChatJobs(JobMaker):
                 logprobs=request.num_logprobs,
                 kept_special_tokens=tuple(special_marks.values()),
                 structured_outputs=outputs,
+                thinking_limit=thinking,
             )
             return self._known(params), syntax
 

@@ -14,6 +14,7 @@ from legato.language.conversation.template import (
     ConversationOptions,
     RenderedText,
 )
+from legato.language.conversation.thought_end import ThoughtEnd
 from legato.language.message.message_syntax import MessageSyntax
 from legato.language.message.tools import ToolFunction
 
@@ -30,7 +31,7 @@ class RenderedChat(msgspec.Struct, frozen=True):
 
     Attributes:
         syntax: of the reply, whether or not the request asks to parse it.
-        may_think: as of `ChatTemplate`.
+        may_think, thought_end: as of `ChatTemplate`.
         reads_effort: whether the template reads the effort, if there is one.
         offsets: as of `Tokenizer.offsets`; None if not asked for.
     """
@@ -39,6 +40,7 @@ class RenderedChat(msgspec.Struct, frozen=True):
     syntax: MessageSyntax
     may_think: bool
     reads_effort: bool
+    thought_end: ThoughtEnd = ThoughtEnd()
     offsets: list[tuple[int, int]] | None = None
 
 
@@ -102,6 +104,7 @@ class ChatPrompts:
             template.reply_syntax(text, shown),
             may_think=template.may_think(text),
             reads_effort=effort is None or bool(variable),
+            thought_end=template.thought_end if template.may_think(text) else ThoughtEnd(),
             offsets=offsets,
         )
 

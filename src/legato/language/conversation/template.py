@@ -27,6 +27,7 @@ from legato.language.conversation.rewrite import (
     with_thinking,
     with_tools_in_system_message,
 )
+from legato.language.conversation.thought_end import QWEN3_MESSAGE, ThoughtEnd
 from legato.language.message.argument_types import typed_parameters
 from legato.language.message.known_syntaxes import (
     HERMES,
@@ -95,6 +96,9 @@ DEFAULT_OPTIONS = ConversationOptions()
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 _PROBE = "any-role"
+_PROBED_THOUGHT = "any-thought"
+_QWEN3 = ("<|im_start|>", "enable_thinking", '{"name": ')
+"""In the templates of Qwen3, and not in those of Qwen3.5 and 3.6, whose calls are tags."""
 _CALL_ID = "call_{id}"
 _EFFORT_VARIABLES = ("reasoning_effort", "enable_thinking")
 _MAX_TEMPLATES = 8
@@ -216,6 +220,24 @@ class ChatTemplate:
         if reasoning is None:
             return self.syntax.channels is not None
         return not _ends_with(prompt, reasoning.end)
+
+    @cached_property
+    def thought_end(self) -> ThoughtEnd:
+        """How a thought ends that is cut: as the template writes the end of a past one."""
+        reasoning = self.syntax.reasoning
+        if reasoning is None:
+            return ThoughtEnd()
+        said = {"role": "assistant", "content": _PROBE}
+        thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _PROBED_THOUGHT)
+        try:
+            text = self._written([*_WITH_SYSTEM[1:], {**said, **thought}])
+        except InvalidRequestError:
+            text = ""
+        rest = text.partition(_PROBED_THOUGHT)[2].partition(reasoning.end)[2]
+        after, found, _ = rest.partition(_PROBE)
+        is_qwen3 = all(mark in self._text for mark in _QWEN3)
+        message = QWEN3_MESSAGE if is_qwen3 and reasoning.end == "</think>" else ""
+        return ThoughtEnd(message, after if found and not after.strip() else "")
 
     def _written(self, messages: list[Message], **options: Any) -> str:
         return self._tokenizer.render_chat(messages, chat_template=self._text, **options)

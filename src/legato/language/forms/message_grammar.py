@@ -30,10 +30,12 @@ class MessageForm(NamedTuple):
     Attributes:
         outputs: a grammar that compiles; None leaves the answer free.
         syntax: of the answer.
+        may_think: whether the form leaves room for thoughts.
     """
 
     outputs: StructuredOutputs | None
     syntax: MessageSyntax
+    may_think: bool = True
 
 
 def message_form(
@@ -67,7 +69,7 @@ def message_form(
         return MessageForm(None, syntax)
     # The form applies from the first token on, even if the prompt ends in open reasoning.
     answer = msgspec.structs.replace(_with_marked_calls(syntax), is_reasoning_open=False)
-    return MessageForm(checker.resolve(form), answer)
+    return MessageForm(checker.resolve(form), answer, may_think=False)
 
 
 def _resolved(

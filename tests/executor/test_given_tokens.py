@@ -1,0 +1,82 @@
+"""Given tokens in the place of sampled ones, as an executor's sequences and grammars take them."""
+
+import pytest
+
+from legato.core.plan import GivenTokens, ScheduledChunk, StepPlan
+from legato.core.request import AddRequest
+from legato.core.sampling_params import SamplingParams
+from legato.core.structured_outputs import StructuredOutputs
+from legato.core.token_ids import token_array
+from legato.executor.constraint import Constraint
+from legato.executor.sequences import Sequences, StepOutcome
+from legato.grammar.matcher import Grammar, compile_grammar
+from legato.grammar.tokens import grammar_tokenizer
+from legato.language.forms.source import grammar_source
+from tests.executor.by_hand import EOS, VOCABULARY
+
+_TOKENIZER = grammar_tokenizer(VOCABULARY)
+
+
+def tokens_of(text: str) -> tuple[int, ...]:
+    """One a character, as in `VOCABULARY`."""
+    return tuple(ord(char) - ord("!") for char in text)
+
+
+def grammar(regex: str) -> Grammar:
+    form = StructuredOutputs(regex=regex)
+    return compile_grammar(_TOKENIZER, grammar_source(form, ["<eos>"]))
+
+
+def chunk(start: int, num_tokens: int, given: GivenTokens | None = None) -> ScheduledChunk:
+    kind = "decode" if given is None else "prefill"
+    return ScheduledChunk("a", start, num_tokens, (0,), 1, kind, given=given)
+
+
+@pytest.mark.parametrize("regex", [None, "[A-Z]{1,20}"])
+@pytest.mark.parametrize("num_repeated", [1, 2])
+@pytest.mark.parametrize("late", ["Y", "YYY"])
+def test_a_step_after_given_tokens_goes_on_from_them(
+    regex: str | None, num_repeated: int, late: str
+) -> None:
+    """A failed step is begun again, with the same tokens."""
+    sequences = Sequences(lambda _: grammar(regex or ""))
+    form = None if regex is None else StructuredOutputs(grammar="start: /[A-Z]+/")
+    message = AddRequest(
+        request_id="a",
+        prompt_token_ids=token_array(tokens_of("abc")),
+        params=SamplingParams(max_tokens=9, seed=0, structured_outputs=form),
+        eos_token_ids=(EOS,),
+    )
+    first = sequences.begin(StepPlan(step_id=0, chunks=(chunk(0, 3),), new_requests=(message,)))
+    sequences.end(first, StepOutcome({"a": tokens_of("X")}, num_known_rows={"a": 1}), 0.0)
+    for place in range(len(late)):  # what comes is too late
+        later = sequences.begin(StepPlan(step_id=1, chunks=(chunk(3 + place, 1),)))
+        sequences.end(later, StepOutcome({"a": tokens_of("Y")}, num_known_rows={"a": 1}), 0.0)
+    given = GivenTokens(4, tokens_of("END"))
+    for _ in range(num_repeated):
+        step = sequences.begin(StepPlan(step_id=2, chunks=(chunk(3, 4, given),)))
+    [sequence] = step.sequences
+    assert tuple(sequence.token_ids[: sequence.num_tokens]) == tokens_of("abcXEND")
+    if sequence.constraint is not None:
+        assert sequence.constraint.fault is None
+        assert sequence.constraint._num_consumed == len("XEND")
+
+
+@pytest.mark.parametrize("sampled", ["AB", "ABCD"])
+def test_a_grammar_goes_back_to_the_last_token_that_stays(sampled: str) -> None:
+    """What was sampled after it, perhaps to the end of the form, is as if it had never been."""
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
+    assert constraint.advance(tokens_of(sampled)) == len(sampled)
+    constraint.give(1, tokens_of("x"))
+    assert constraint.fault is None
+    assert not constraint.is_complete
+    constraint.advance(tokens_of("y"))
+    assert constraint.fault is None
+    assert constraint.is_complete
+
+
+def test_given_tokens_that_a_grammar_forbids_end_the_request() -> None:
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
+    constraint.advance(tokens_of("A"))
+    constraint.give(1, tokens_of("z"))
+    assert constraint.fault is not None
