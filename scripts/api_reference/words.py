@@ -78,6 +78,8 @@ BEYOND = {
     "max_completions": "400",
     "default_max_tokens": "the answer ends with `length`",
     "max_output_tokens": "the same",
+    "reasoning_budget": "the answer begins",
+    "max_reasoning_budget": "the same",
     "max_unread_tokens": "the stream ends",
     "max_stored_responses": "the tenant with most loses its least recently used one",
     "max_stored_bytes": "the tenant with most loses its least recently used one",

@@ -30,7 +30,7 @@ def limits(draw: st.DrawFn) -> ThinkingLimit:
 
 
 class ThinkingMachine(SchedulerMachine):
-    """All that may happen to requests, each of which has a thinking budget."""
+    """All that may happen to requests that have thinking budgets."""
 
     @initialize(limit=limits())
     def think(self, limit: ThinkingLimit) -> None:

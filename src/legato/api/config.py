@@ -228,14 +228,14 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         TokenBudget | None,
         _limit(
             "tokens of thinking in a chat at most, if its request does not say how many; 0 for "
-            "none. At it, the answer begins",
+            "none",
             metavar="TOKENS",
             default="no limit",
         ),
     ] = None
     reasoning_budget_message: Annotated[
         str | None,
-        _limit(
+        Flag(
             "last words of a thought that a budget ends",
             metavar="TEXT",
             default="those of the model's makers, if they have any",

@@ -89,7 +89,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         budget: most tokens of thinking; None only counts them.
         begins: the sequences of tokens that begin a thought.
-        ends: tokens each of which ends a thought.
+        ends: each of these tokens ends a thought.
         forced: tokens that end the first thought at the budget; all but the first `num_said` are
             marks and what follows them.
         num_said: the tokens at the start of `forced` that are thinking, too, and count.

@@ -1,4 +1,4 @@
-"""Threads that pack weights while later ones are read, of which only a few wait in memory."""
+"""Threads that pack weights while later ones are read; only a few weights wait in memory."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -150,10 +150,10 @@ class OutputLengths:
             lengths, is_own = found
             num_output = request.num_tokens - request.num_prompt_tokens
             known.append((lengths.left(num_output), is_own, request.num_final_tokens))
-        left, is_own, final = np.array(known, dtype=np.int64).reshape(-1, 3).T
+        left, own, final = np.array(known, dtype=np.int64).reshape(-1, 3).T
         allowed = np.maximum(1, final - [request.num_tokens for request in requests])
         left = np.minimum(left, allowed)
-        is_believed = (is_own == 0) & (final <= self._most_bounded)
+        is_believed = (own == 0) & (final <= self._most_bounded)
         memory = left if self._optimism else allowed
         return np.stack((memory, np.where(is_believed, allowed, left)), axis=1)
 
