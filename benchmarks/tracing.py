@@ -84,9 +84,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(run: Run) -> None:
-    command = with_flags(
-        f"{SERVE} --max-num-batched-tokens {run.flags.budget}", run.flags.server_flags
-    )
+    fixed = f"{SERVE} --itl-slo off --max-num-batched-tokens {run.flags.budget}"
+    command = with_flags(fixed, run.flags.server_flags)
     with run.status("starting") as status, running_server(command) as url:
         status.update("measuring")
         cost, compared = asyncio.run(_measure(url, run.flags))

@@ -1,10 +1,12 @@
 // The Python module legato._processor: the sets of kernels that this processor can run.
-#include <cpuid.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#ifdef __x86_64__
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #include <string>
 #include <vector>
@@ -12,6 +14,8 @@
 namespace nb = nanobind;
 
 namespace {
+
+#ifdef __x86_64__
 
 constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
 constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
@@ -43,6 +47,12 @@ std::vector<std::string> instructions() {
     if (has_avx2()) found.push_back("avx2");
     return found;
 }
+
+#else
+
+std::vector<std::string> instructions() { return {"plain"}; }
+
+#endif
 
 }  // namespace
 

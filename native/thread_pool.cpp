@@ -1,7 +1,5 @@
 #include "thread_pool.hpp"
 
-#include <immintrin.h>
-
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -14,11 +12,20 @@ namespace {
 constexpr int kSpinsBeforeSleep = 10'000;  // some hundreds of microseconds
 constexpr int kSpinsBeforeYield = 2'000;
 
+// Tells the processor that this thread only waits.
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 // Waits for an event that usually comes within microseconds. Later it yields the core to other programs.
 template <typename IsOver>
 void spin_until(IsOver is_over) {
     for (int spins = 0; !is_over(); ++spins) {
-        if (spins < kSpinsBeforeYield) _mm_pause();
+        if (spins < kSpinsBeforeYield) relax();
         else std::this_thread::yield();
     }
 }
@@ -107,7 +114,7 @@ void ThreadPool::help(int index) {
 void ThreadPool::await_generation(unsigned seen) {
     for (int spins = 0; spins < kSpinsBeforeSleep; ++spins) {
         if (generation_.load(std::memory_order_acquire) != seen) return;
-        _mm_pause();
+        relax();
     }
     while (generation_.load(std::memory_order_acquire) == seen) generation_.wait(seen);
 }

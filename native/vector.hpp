@@ -3,7 +3,9 @@
 
 #include <array>
 
-#ifdef LEGATO_AVX512
+#ifdef LEGATO_PLAIN
+#include "vector_plain.hpp"
+#elif defined(LEGATO_AVX512)
 #include "vector512.hpp"
 #else
 #include "vector256.hpp"

@@ -99,6 +99,7 @@ inline Floats where_negative(Floats x, Floats then, Floats other) {
             _mm256_blendv_ps(other.high, then.high, x.high)};
 }
 
+inline float from_half(uint16_t half) { return _cvtsh_ss(half); }
 inline Floats load_halves(const void *from) {
     const auto *halves = static_cast<const __m128i *>(from);
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};

@@ -71,6 +71,7 @@ inline Floats where_negative(Floats x, Floats then, Floats other) {
     return {_mm512_mask_mov_ps(other.values, is_negative, then.values)};
 }
 
+inline float from_half(uint16_t half) { return _cvtsh_ss(half); }
 inline Floats load_halves(const void *from) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(from)))};
 }

@@ -182,9 +182,9 @@ private:
             return put_values(weight.values + row * depth + step * kTileDepth, output, step);
         bf16 values[kTileDepth];
         const uint8_t *from = weight.codes + row * depth + step * kTileDepth;
-        const float scale = _cvtsh_ss(weight.scales[row * num_steps + step]);
+        const float scale = from_half(weight.scales[row * num_steps + step]);
         const float minimum =
-            weight.minima ? _cvtsh_ss(weight.minima[row * num_steps + step]) : -zero * scale;
+            weight.minima ? from_half(weight.minima[row * num_steps + step]) : -zero * scale;
         // The product is exact, so the result is the same with or without a fused sum.
         for (int i = 0; i < kTileDepth; ++i) values[i] = to_bf16(scale * from[i] + minimum);
         put_values(values, output, step);

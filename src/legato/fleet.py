@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from legato.core.version import install_command
+
 
 def __getattr__(name: str) -> Any:
     """Import `app` on first use: it needs legato-fleet and Ray."""
@@ -11,4 +13,4 @@ def __getattr__(name: str) -> Any:
     try:
         return import_module("legato_fleet.front_door").app
     except ModuleNotFoundError as error:
-        raise ImportError("a fleet is not installed: pip install 'legato-llm[fleet]'") from error
+        raise ImportError(f"a fleet is not installed: {install_command('fleet')}") from error

@@ -97,6 +97,8 @@ def test_invalid_completion(http: httpx.Client, fields: dict[str, Any], param: s
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "", "content": "Hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "r" * 65, "content": "Hi"}]}, "messages.0.role"),
+        ({"keep_alive": []}, "keep_alive"),
+        ({"think": ""}, "think"),
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"logprob_token_ids": [49152], "logprobs": True}, "logprob_token_ids"),
         ({"logprob_token_ids": [5] * 129, "logprobs": True}, "logprob_token_ids"),

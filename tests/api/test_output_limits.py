@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from legato.api.bodies.body_model import Kind, Serving
-from legato.api.job import Job, Warned
+from legato.api.job import Job, Piece, Warned
 from legato.api.reading.request_reader import RequestReader
 from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import resolve_source
@@ -187,3 +187,22 @@ def test_a_penalty_over_no_tokens_is_none_of_the_models_either(reader_of: Reader
         body = msgspec.json.encode({"messages": MESSAGES, "options": sent})
         [job] = [part for part in reader.read("ollama_chat", body) if isinstance(part, Job)]
         assert job.params.repetition_penalty == penalty
+
+
+@pytest.mark.parametrize(("of_model", "default", "limit"), [(None, None, None), (9, 5, 9)])
+def test_other_servers_endpoints_tell_the_defaults_by_their_own_names(
+    reader_of: Reader, of_model: int | None, default: int | None, limit: int | None
+) -> None:
+    reader = reader_of(of_model=of_model, default=default, top_k=20, repetition_penalty=1.1)
+
+    def answer(kind: Kind, body: bytes = b"") -> Any:
+        *pieces, _end = reader.read(kind, body)
+        return msgspec.json.decode(
+            b"".join(part.data for part in pieces if isinstance(part, Piece))
+        )
+
+    params = answer("props")["default_generation_settings"]["params"]
+    assert params == {"top_k": 20, "repeat_penalty": 1.1, "n_predict": limit or -1}
+    lines = answer("ollama_show", b'{"model": "m"}')["parameters"].splitlines()
+    limits = [] if limit is None else [f"num_predict {limit}"]
+    assert lines == ["top_k 20", "repeat_penalty 1.1", *limits]

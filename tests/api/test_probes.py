@@ -1,19 +1,26 @@
-"""The three probes and the refusal of all else while the model loads."""
+"""The three probes and the refusal of all else while the model loads, or is downloaded."""
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import psutil
 import pytest
 
 from legato.api.config import ServerConfig
+from legato.api.download import download
 from legato.api.http_server import ListeningServer
 from legato.api.run import _started
+from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError
 from legato.engine.client.engine import Engine
-from tests.api.launch import ServerProcess
+from tests.api.launch import ServerProcess, wait_until
 
 
 @contextlib.asynccontextmanager
@@ -89,6 +96,75 @@ async def test_an_engine_is_not_loaded_for_a_server_that_cannot_listen() -> None
     with pytest.raises(ConfigError, match="taken"):
         await _started(start(), asyncio.create_task(listen()))
     assert is_ended
+
+
+class Hub(ThreadingHTTPServer):
+    """Knows no model, and says so when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _HubRequest)
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+
+class _HubRequest(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        self.server.is_asked.set()
+        self.server.may_answer.wait(60)
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        del args
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield hub
+        hub.may_answer.set()
+        hub.shutdown()
+
+
+def test_a_server_that_downloads_answers_its_probes_and_can_be_ended(hub: Hub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = (sys.executable, "-m", "legato", "serve", "nobody/nothing", "--port", port)
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(server.kill)
+        assert hub.is_asked.wait(60)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+            wait_until(lambda: _answers(http), "no answer")
+            told = http.get("/startupz")
+            assert (told.status_code, told.json()["status"]) == (503, "loading")
+            assert http.get("/readyz").status_code == 503
+        [child] = psutil.Process(server.pid).children()
+        server.terminate()
+        _, log = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "stopped while loading" in log
+    assert not child.is_running()
+
+
+def _answers(http: httpx.Client) -> bool:
+    with contextlib.suppress(httpx.ConnectError):
+        return http.get("/livez").status_code == 200
+    return False
+
+
+async def test_what_the_hub_refuses_is_told(hub: Hub) -> None:
+    hub.may_answer.set()
+    with pytest.raises(ConfigError, match="no such model on the hub"):
+        await download(ModelConfig(model="nobody/nothing"))
 
 
 def test_the_probes_of_a_server_that_serves(server: ServerProcess) -> None:

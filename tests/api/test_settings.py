@@ -20,7 +20,7 @@ from tests.profiles import examples
 
 AUTO = {
     "policy": "stall-free", "max_num_batched_tokens": None, "enable_chunked_prefill": True,
-    "prefill_order": "slowdown", "max_wait_s": 10.0, "itl_slo_s": None, "itl_slo_quantile": 0.99,
+    "prefill_order": "slowdown", "max_wait_s": 10.0, "itl_slo_s": "auto", "itl_slo_quantile": 0.99,
     "tpot_slo_s": None, "ttft_slo_s": None, "speculative": "auto",
 }  # fmt: skip
 MOST = 8192 + 64
@@ -36,7 +36,7 @@ def given_back(http: httpx.Client) -> Iterator[None]:
 
 
 def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
-    resolved = {**AUTO, "max_num_batched_tokens": 512}
+    resolved = {**AUTO, "max_num_batched_tokens": 512, "itl_slo_s": None}
     expected = {"asked": AUTO, "resolved": resolved, "most_batched_tokens": MOST}
     assert http.get("/settings").json() == expected
     told = http.patch("/settings", json={"itl_slo_s": 0.5, "ttft_slo_s": 2}).json()
@@ -44,6 +44,36 @@ def test_what_was_asked_for_and_what_became_of_it(http: httpx.Client) -> None:
     assert told["resolved"]["max_num_batched_tokens"] == 2048
     assert told == http.get("/settings").json()
     assert http.patch("/settings", json={"itl_slo_s": None, "ttft_slo_s": None}).json() == expected
+
+
+@pytest.mark.parametrize(
+    ("started", "asked", "expected"),
+    [
+        ({"bounds_gaps": True}, None, "auto"),
+        ({"itl_slo_s": 0.1}, None, "auto"),
+        ({}, None, "off"),
+        ({}, "auto", "auto"),
+        ({"bounds_gaps": True}, "off", "off"),
+        ({"itl_slo_s": 0.1, "itl_slo_quantile": 0.999}, "off", "off"),
+        ({}, 0.2, 0.2),
+    ],
+)
+@pytest.mark.parametrize("before", ["auto", "off", 0.3])
+def test_null_takes_a_promise_away_and_turns_nothing_on(
+    started: dict[str, Any], asked: float | str | None, expected: float | str, before: float | str
+) -> None:
+    config = SchedulerConfig(**started)
+    config = SettingsPatch(itl_slo_s=before).apply(config, config)  # type: ignore[arg-type]
+    changed = SettingsPatch(itl_slo_s=asked).apply(config, SchedulerConfig(**started))  # type: ignore[arg-type]
+    promised = expected if isinstance(expected, float) else None
+    assert (changed.itl_slo_s, changed.bounds_gaps) == (promised, expected == "auto")
+
+
+def test_an_answer_can_be_sent_back(http: httpx.Client) -> None:
+    for word in ("off", "auto"):
+        told = http.patch("/settings", json={"itl_slo_s": word}).json()
+        assert (told["asked"]["itl_slo_s"], told["resolved"]["itl_slo_s"]) == (word, None)
+        assert http.patch("/settings", json=told["asked"]).json() == told
 
 
 def test_metrics_go_by_the_new_promises(server: ServerProcess) -> None:
@@ -146,6 +176,7 @@ def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -
         ({"max_num_batched_tokens": "16"}, "max_num_batched_tokens: "),
         ({"max_num_batched_tokens": 2**31 + 1}, "max_num_batched_tokens: "),
         ({"itl_slo_s": -1}, "itl_slo_s: "),
+        ({"itl_slo_s": "on"}, "itl_slo_s: "),
         ({"itl_slo_s": 5e-324}, "itl_slo_s: "),
         ({"max_wait_s": 0}, "max_wait_s: "),
         ({"prefill_order": "last"}, "prefill_order: "),
@@ -153,7 +184,7 @@ def test_a_patch_has_the_ranges_of_flags_and_keywords(name: str, value: float) -
         ({"itl_slo_s": 1, "itl_slo_quantile": 0.99999}, "itl_slo_quantile: "),
         ({"itl_slo_s": 1e999}, "JSON"),
         ({"policy": "best"}, "policy: "),
-        ({"speculative": 0}, "speculative"),
+        ({"speculative": 0}, "speculative: "),
         ({"speculative": 65}, "speculative"),
         ({"speculative": "on"}, "speculative"),
         ({"max_num_seqs": 4}, "max_num_seqs is not supported"),

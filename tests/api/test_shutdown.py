@@ -19,12 +19,17 @@ from tests.api.wire import connect, is_closed, read_error
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with running_server(tmp_path, is_forked=False) as process:
+def own_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """Param: whether it is a fork."""
+    with running_server(tmp_path, is_forked=request.param) as process:
         yield process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("own_server", "number"),
+    [(False, signal.SIGTERM), (True, signal.SIGINT)],
+    indirect=["own_server"],
+)
 def test_drain(own_server: ServerProcess, number: signal.Signals) -> None:
     """What runs is finished; what comes is refused, with an answer; then the server is gone."""
     engine = own_server.engine

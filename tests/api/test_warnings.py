@@ -109,6 +109,8 @@ def test_a_model_that_never_thinks_holds_every_budget(
         ("/v1/chat/completions", {**CHAT, "store": False, "drop_params": True}, []),
         ("/v1/chat/completions", {**CHAT, "num_ctx": 1 << 20, "num_thread": 4, "num_gpu": 99},
          ["num_ctx has no effect; the context has 8192 tokens", "num_thread, num_gpu have no"]),
+        ("/v1/responses", {**RESPONSE, "num_ctx": 4096, "keep_alive": "5m", "drop_params": True},
+         ["num_ctx has no effect; the context has 8192 tokens", "keep_alive"]),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "num_ctx": 8192}, []),
         ("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "keep_alive": "5m", "num_keep": 4},
          ["keep_alive", "num_keep has no effect; a prompt that is too long is refused"]),

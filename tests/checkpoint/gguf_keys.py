@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from legato.checkpoint.gguf import open_gguf_checkpoint
-from legato.checkpoint.gguf_architectures import ARCHITECTURES
+from legato.checkpoint.gguf import ARCHITECTURES, open_gguf_checkpoint
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.model.config_keys import key_use
 

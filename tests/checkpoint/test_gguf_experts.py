@@ -177,7 +177,7 @@ def tensors(
     own = names[module]
     if architecture == "llama" and own in heads:
         num_heads = getattr(config, heads[own])
-        # llama.cpp rotates neighbours: see `_undo_interleaving`.
+        # llama.cpp rotates neighbours: see `undo_interleaving`.
         halves = parameter.view(num_heads, 2, -1, parameter.shape[1]).transpose(1, 2)
         yield (
             f"{layer}{own}.{kind}",

@@ -1,5 +1,6 @@
 """GGUF files of every type of matrix: what is read, computed, kept in memory and refused."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from benchmarks.formats.gguf_copy import TypeOf, copy_gguf, everything, medium_mix
 from benchmarks.formats.gguf_writers import LARGE, SMALL
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
+from legato.checkpoint.gguf import _transformers_name
+from legato.checkpoint.gguf_transforms import undo_interleaving
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
 from legato.core.errors import UnsupportedModelError
@@ -20,7 +23,7 @@ from legato.model.native_kernels import native_instructions
 from tests.exactness.logits import chunked_logits
 from tests.model.conftest import assert_same_logits, load, load_native, reference_logits
 
-from .test_gguf import write_gguf
+from .test_gguf import gguf_writer, write_gguf
 
 SHAPE = {
     "vocab_size": 320,
@@ -89,7 +92,7 @@ class Mix(NamedTuple):
             weight = torch.from_numpy(values)
             part = name.split(".")[-2]
             if part in heads:
-                weight = _undo_interleaving(weight, heads[part])
+                weight = undo_interleaving(weight, heads[part])
             state[_transformers_name(name)] = weight
         model.load_state_dict(state)
         return model
@@ -139,3 +142,83 @@ def test_a_truncated_file_is_refused_by_name(mix: Mix) -> None:
     path.write_bytes(mix.path.read_bytes()[:-3000])
     with pytest.raises(UnsupportedModelError, match=r"cut short: \S+ lies past its end"):
         open_checkpoint(ModelConfig(model=str(path)))
+
+
+FLOATS = {"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"}
+OF_ACTIVATIONS = {"Q8_1", "Q8_K"}
+"""Types that llama.cpp has in memory alone."""
+RARE = {
+    "IQ1_S": (0,),
+    "IQ1_M": (),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "NVFP4": (),
+    "Q1_0": (0,),
+}
+"""Key types without a writer, value places of a block's float16 scales."""
+
+
+def random_blocks(kind: GGMLQuantizationType, shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Return random codes with a scale that keeps the weights small."""
+    size, num_bytes = GGML_QUANT_SIZES[kind]
+    source = np.random.default_rng(seed)
+    blocks = source.integers(0, 256, (shape[0] * shape[1] // size, num_bytes), np.uint8)
+    scale = np.frombuffer(np.float16(2.0**-7).tobytes(), np.uint8)
+    for place in RARE[kind.name]:
+        blocks[:, place : place + 2] = scale
+    if kind.name == "IQ1_M":  # its digits are the upper ones of four numbers
+        blocks[:, 49::2] &= 0x0F
+        blocks[:, 55] |= 0x20
+    if kind.name == "NVFP4":
+        blocks[:, :4] = blocks[:, :4] % 16 + 16
+    return blocks.reshape(shape[0], -1)
+
+
+def dequantized(kind: GGMLQuantizationType, blocks: np.ndarray) -> np.ndarray:
+    if kind.name != "Q1_0":
+        values: np.ndarray = dequantize(blocks, kind)
+        return values
+    own = blocks.reshape(-1, 18)
+    signs = np.unpackbits(own[:, 2:], axis=1, bitorder="little") * 2.0 - 1
+    scales = own[:, :2].copy().view(np.float16).astype(np.float32)
+    return (signs * scales).astype(np.float32).reshape(len(blocks), -1)
+
+
+def test_every_type_of_the_format_is_read(
+    twin: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    """One file, whose matrices take turns."""
+    assert {*SMALL, *LARGE, *RARE, *FLOATS, *OF_ACTIVATIONS} == set(
+        GGMLQuantizationType.__members__
+    )
+    kinds = cycle(GGMLQuantizationType[name] for name in RARE)
+    path, weights = tmp_path / "model.gguf", {}
+    writer = gguf_writer(path, "llama", LlamaConfig(**SHAPE))
+    for i, tensor in enumerate(GGUFReader(twin[0]).tensors):
+        rows = np.array(tensor.data)
+        weights[tensor.name] = rows
+        if rows.ndim == 1:
+            writer.add_tensor(tensor.name, rows)
+            continue
+        kind = next(kinds)
+        blocks = random_blocks(kind, rows.shape, i)
+        writer.add_tensor(tensor.name, blocks, raw_dtype=kind)
+        weights[tensor.name] = dequantized(kind, blocks)
+        if kind.name == "NVFP4":
+            stem = tensor.name.removesuffix("weight")
+            writer.add_tensor(f"{stem}scale", np.array([0.75], np.float32))
+            writer.add_tensor(f"{stem}input_scale", np.array([3.0], np.float32))
+            weights[tensor.name] *= 0.75
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    logits = chunked_logits(load(path, "float32"), PROMPT, 7, len(PROMPT))
+    expected = reference_logits(Mix("rare", path, weights).transformers_model(), PROMPT)
+    assert expected.isfinite().all()
+    assert_same_logits(logits, expected)

@@ -313,12 +313,16 @@ FILES = {
 
 
 def write(path: Path, name: str, model: PreTrainedModel, **changes: Any) -> None:
+    write_file(path, FILES[name], model, **changes)
+
+
+def write_file(path: Path, file: File, model: PreTrainedModel, **changes: Any) -> None:
     """Write a file, with matrices in Q8_0 where `model` has such values.
 
     Args:
         changes: of the metadata, or of tensors by their names in the file; None leaves one out.
     """
-    file, architecture = FILES[name], MODEL_ARCH_NAMES[FILES[name].architecture]
+    architecture = MODEL_ARCH_NAMES[file.architecture]
     writer = GGUFWriter(path, architecture)
     metadata = file.metadata(model)
     names = get_tensor_name_map(file.architecture, metadata["block_count"])
@@ -348,6 +352,10 @@ def add_metadata(writer: GGUFWriter, architecture: str, metadata: Mapping[str, A
         whole = f"{architecture}.{key}"
         if isinstance(value, list):
             writer.add_array(whole, value)
+        elif isinstance(value, bool):
+            writer.add_bool(whole, value)
+        elif isinstance(value, str):
+            writer.add_string(whole, value)
         elif isinstance(value, float):
             writer.add_float32(whole, value)
         elif value is not None:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from legato import __version__
 from legato.cli.main import _COMMANDS, _asked_for, _parser, full_parser, main
+from legato.core.version import install_command
 from legato.model.native_kernels import native_instructions
 from tests.forks.start import run
 
@@ -30,6 +32,32 @@ def test_version() -> None:
     assert re.fullmatch(r"build: Python \S+ on \S+, torch \S+", build)
     here = native_instructions()
     assert kernels.startswith(f"kernels: {', '.join(here)} here, of " if here else "kernels: ")
+
+
+@pytest.mark.parametrize(
+    ("built", "runnable", "told"),
+    [
+        ((), ("avx2",), "none built, torch computes the layers"),
+        (("avx2", "amx"), (), "torch here, of amx, avx2 built"),
+        (("avx2", "avx512"), ("avx512", "avx2"), "avx512, avx2 here, of avx512, avx2 built"),
+    ],
+)
+def test_the_version_tells_which_kernels_run_here(
+    built: tuple[str, ...],
+    runnable: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    modules = {f"legato._kernels_{name}" for name in built}
+    processor = SimpleNamespace(instructions=lambda: runnable)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in modules or None)
+    monkeypatch.setattr("legato._processor", processor, raising=False)
+    monkeypatch.setitem(sys.modules, "legato._processor", processor)
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code in (0, None)
+    assert capsys.readouterr().out.splitlines()[-1] == f"kernels: {told}"
 
 
 def test_help_names_the_commands() -> None:
@@ -91,7 +119,7 @@ def test_a_missing_plugin_is_named_with_its_extra(
 ) -> None:
     """All but the demo need more than their package, and would name another extra next."""
     extra = {"demo": "lab", "simulate": "bench"}.get(command, command)
-    message = f"legato: {command} is not installed: pip install 'legato-llm[{extra}]'\n"
+    message = f"legato: {command} is not installed: {install_command(extra)}\n"
     for args in ([command, "--help"], [command, "some", "--thing"]):
         assert main(args) == 2
         assert capsys.readouterr() == ("", message)
@@ -103,6 +131,21 @@ def test_without_plugins_all_commands_are_listed(capsys: pytest.CaptureFixture[s
     assert main(["completion", "bash"]) == 0
     (commands,) = re.findall(r"_legato_subparsers=\((.*)\)", capsys.readouterr().out)
     assert commands.split() == [*_COMMANDS]
+
+
+@pytest.mark.parametrize("is_activated", [False, True])
+def test_what_is_missing_is_installed_for_this_python(
+    is_activated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a clone, `make serve` leaves the shell's own `pip` another Python's."""
+    folders = [tmp_path / "own", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "pip").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(folders[0] / "python"))
+    monkeypatch.setenv("PATH", str(folders[not is_activated]))
+    pip = "pip" if is_activated else f"{folders[0]}/python -m pip"
+    assert install_command("tune") == f"{pip} install 'legato-llm[tune]'"
 
 
 @pytest.fixture
@@ -128,7 +171,7 @@ def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "legato: bench cannot be loaded (No module named 'no_such_package'): "
-        "pip install 'legato-llm[bench]'\n"
+        f"{install_command('bench')}\n"
     )
     for args in (("serve", "--help"), ("--help",), ("completion", "bash")):
         done = in_environment(broken, *args)

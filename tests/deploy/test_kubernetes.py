@@ -19,7 +19,9 @@ from legato.cli.flags import engine_config, server_config
 from legato.cli.main import full_parser
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-KUSTOMIZATION = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+_KUSTOMIZATION = (DEPLOY / "kubernetes" / "kustomization.yaml").read_text()
+KUSTOMIZATION = yaml.safe_load(_KUSTOMIZATION)
+MONITORED = yaml.safe_load(_KUSTOMIZATION.replace("# - podmonitor", "- podmonitor"))
 CHART = DEPLOY / "chart"
 TEMPLATE = (CHART / "templates" / "legato.yaml").read_text()
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -30,11 +32,11 @@ _MARGIN_S = 10
 Objects = dict[str, Any]
 
 
-def labelled() -> Objects:
+def labelled(kustomization: Any = KUSTOMIZATION) -> Objects:
     """The objects of deploy/kubernetes, as kustomize labels them; key the kind."""
-    [labels] = [one["pairs"] for one in KUSTOMIZATION["labels"]]
+    [labels] = [one["pairs"] for one in kustomization["labels"]]
     told: Objects = {}
-    for name in KUSTOMIZATION["resources"]:
+    for name in kustomization["resources"]:
         one = yaml.safe_load((DEPLOY / "kubernetes" / name).read_text())
         one["metadata"]["labels"] = labels
         told[one["kind"]] = one
@@ -111,11 +113,15 @@ ALL = {
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "drainSeconds": 90,
+    "podMonitor": True,
 }
 
 
-def test_the_chart_says_the_same() -> None:
-    chart, told = rendered({}), labelled()
+@pytest.mark.parametrize("is_monitored", [False, True])
+def test_the_chart_says_the_same(is_monitored: bool) -> None:
+    chart = rendered({"podMonitor": True} if is_monitored else {})
+    told = labelled(MONITORED if is_monitored else KUSTOMIZATION)
+    assert ("PodMonitor" in chart) == is_monitored, "only where its CRD is known to be installed"
     flags = [container(objects)[1].pop("args") for objects in (chart, told)]
     parsed = [full_parser().parse_args(one) for one in flags]
     assert vars(parsed[0]) == vars(parsed[1])
@@ -132,7 +138,6 @@ def test_values_are_rendered() -> None:
     file = one["args"][one["args"].index("--api-key-file") + 1]
     [mount] = [one for one in one["volumeMounts"] if one["name"] == "keys"]
     assert Path(file).parent == Path(mount["mountPath"])
-    assert "PodMonitor" not in rendered({"podMonitor": False})
     assert "--itl-slo" not in container(rendered({"flags": []}))[1]["args"]
 
 

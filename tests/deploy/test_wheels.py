@@ -103,6 +103,20 @@ def test_the_packages_have_one_version() -> None:
         assert "legato-llm" in names
 
 
+def test_a_tag_is_of_the_version_that_wheels_have() -> None:
+    """Where this commit is tagged; clones without tags and archives have a version, too."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return
+    command = ["git", "tag", "--points-at", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    released = [tag for tag in done.stdout.split() if re.match(r"v\d", tag)]
+    assert set(released) <= {f"v{__version__}"}
+    if released:
+        assert re.search(
+            rf"^## {re.escape(__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.M
+        )
+
+
 @pytest.mark.parametrize("name", ["installed", "installed-dev", "installed-fleet"])
 def test_make_removes_the_distribution_of_the_former_name(name: str) -> None:
     """Removed after the new one is installed, it would take `bin/legato` along."""

@@ -13,6 +13,7 @@ from scripts.api_reference.docstrings import Entry, parse
 from scripts.api_reference.pages import PAGES, rendered
 
 from legato.api.config import ServerConfig
+from legato.api.http.middleware import OPEN_PATHS
 from legato.api.openapi import field_words
 from legato.core.config_fields import fields_of
 from tests import house
@@ -33,6 +34,21 @@ def test_every_endpoint_has_a_place_on_the_page() -> None:
     for method, path in endpoints:
         assert method in headings
         assert path.rstrip("/") in headings
+
+
+def test_every_endpoint_has_a_row_of_the_table_of_keys() -> None:
+    page = Path(__file__).parents[2] / "docs" / "guides" / "expose.md"
+    rows = re.findall(r"^\| (`.*?) \| (yes|no|without.*?) \|", page.read_text(), re.MULTILINE)
+    allowed = {name: who for names, who in rows for name in re.findall("`([^`]+)`", names)}
+    found = openapi_document()["paths"]
+    for path, methods in found.items():
+        for method, operation in methods.items():
+            names = (f"{method.upper()} {path}", path, f"/{path.split('/')[1]}/...")
+            who = next((allowed[name] for name in names if name in allowed), None)
+            assert who is not None, f"{path} is in no row"
+            is_admins = "For admins" in operation.get("description", "")
+            assert (who == "no") == is_admins, path
+            assert (who == "yes") == (path in OPEN_PATHS), path
 
 
 def test_every_error_code_is_explained() -> None:

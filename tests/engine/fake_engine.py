@@ -4,7 +4,7 @@
 
 Each start takes a line away from the file SCRIPT and does what it says: "serve", "die" while
 loading, "spin" while loading, or "refuse" the configuration. A request named "die", "hang" or
-"spin" has it do that; one named "slow" or "foreseen" takes four seconds, which are announced or
+"spin" has it do that; one named "slow" or "foreseen" takes `SLOW_S`, announced or
 not. Any other ends at once. All end with the budget that the engine was configured with as the
 number of running requests.
 Of its state, it says that it has so many blocks.
@@ -39,7 +39,7 @@ from legato.engine.process.engine_messages import (
 )
 
 LONG_S = 60.0  # a test that fails leaves no process behind for long
-SLOW_S = 4.0
+SLOW_S = 1.2  # four looks of its supervisor in tests
 INFO = EngineInfo(
     model="m",
     served_model_names=("m",),

@@ -26,6 +26,7 @@ from legato.engine.loop.engine_loop import EngineLoop
 from legato.executor.torch_executor import TorchExecutor
 from legato.model.decoder import Decoder
 from legato.model.native_kernels import native_instructions
+from tests.exact import EXACT_MODEL
 
 BROKEN = SamplingParams(max_tokens=5, seed=0, logit_bias={10**6: 1.0})
 """Names a token that is not there, which the front end would have refused: the sampler raises, when
@@ -55,7 +56,7 @@ def request(request_id: str, params: SamplingParams, prompt: Sequence[int] = PRO
 @pytest.fixture(scope="module")
 def core() -> EngineLoop:
     config = EngineConfig(
-        model=ModelConfig(dtype="float32", max_model_len=512),
+        model=ModelConfig(max_model_len=512, num_threads=1, **EXACT_MODEL),
         cache=CacheConfig(kv_cache_memory_bytes=2**27),
         scheduler=SchedulerConfig(max_num_batched_tokens=100),
     )

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from legato import AsyncEngineArgs, AsyncLLM, SamplingParams
+from legato.engine.process import supervisor
 from tests.families.tiny import MODELS, random_model
 from tests.forks.process import runs
 
@@ -67,9 +68,10 @@ async def test_ranks_die_with_one_another_and_come_back(settings: dict[str, Any]
 
 
 async def test_a_rank_that_takes_no_part_is_replaced_with_the_engine(
-    settings: dict[str, Any],
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 waits for it without computing, so the engine counts as stuck."""
+    monkeypatch.setattr(supervisor, "TICK_S", 0.2)
     config = AsyncEngineArgs(**settings)
     async with AsyncLLM.from_engine_args(config, skip_tokenizer_init=True) as llm:
         undisturbed = await tokens(llm)

@@ -21,13 +21,16 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.step_record import StepBegun
 from legato.core.token_ids import token_array
 from legato.engine.errors import EngineDeadError
-from legato.engine.process import child_process, engine_process
+from legato.engine.process import child_process, engine_process, pulse
+from legato.engine.process import supervisor as supervisor_module
 from legato.engine.process.engine_messages import EngineInfo, EngineStats, StepOutputs
 from legato.engine.process.engine_process import EngineProcess
 from legato.engine.process.supervisor import EngineSupervisor, Restarts
 from legato.executor.simulated import VirtualClock
 from tests.engine import fake_engine
 
+TICK_S = 0.3
+"""Time between two looks at an engine; a second outside of tests."""
 CONFIG = EngineConfig(scheduler=SchedulerConfig(max_num_batched_tokens=100))
 
 Script = Callable[[str], None]
@@ -63,6 +66,12 @@ class Listener:
             assert self.told == list(told[: len(self.told)])
             await asyncio.sleep(0.01)
         assert self.told == list(told)
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (engine_process, pulse, supervisor_module):
+        monkeypatch.setattr(module, "TICK_S", TICK_S)
 
 
 @pytest.fixture
@@ -196,10 +205,10 @@ async def test_a_lack_of_descriptors_delays_the_next_engine(script: Script) -> N
 
 async def test_a_lack_of_descriptors_ends_no_watch(script: Script) -> None:
     script("serve serve")
-    async with supervised(timeout_s=3.0) as (supervisor, listener):
+    async with supervised(timeout_s=3 * TICK_S) as (supervisor, listener):
         await listener.heard("ready")
         with no_free_descriptors():
-            await asyncio.sleep(2.5)  # a look at the engine, at least
+            await asyncio.sleep(2.5 * TICK_S)  # a look at the engine, at least
         supervisor.send(request("spin"))
         await listener.heard("ready", "died", "ready")
 
@@ -217,10 +226,10 @@ async def test_an_engine_that_does_not_answer_is_replaced_though_no_client_waits
 ) -> None:
     """One that computes shows a sign of life, and an idle one answers."""
     script("serve serve")
-    async with supervised(timeout_s=5.0) as (supervisor, listener):
+    async with supervised(timeout_s=5 * TICK_S) as (supervisor, listener):
         supervisor.send(request("a"))
         await listener.heard("ready", "a 100")
-        await asyncio.sleep(7.0)  # longer than an engine may be silent
+        await asyncio.sleep(7 * TICK_S)  # longer than an engine may be silent
         assert listener.told == ["ready", "a 100"]
         supervisor.send(request(name))
         await listener.heard("ready", "a 100", "died", "ready")
@@ -229,7 +238,7 @@ async def test_an_engine_that_does_not_answer_is_replaced_though_no_client_waits
 
 async def test_clients_that_come_and_leave_do_not_keep_a_spinning_engine(script: Script) -> None:
     script("serve serve")
-    async with supervised(timeout_s=3.0) as (supervisor, listener):
+    async with supervised(timeout_s=3 * TICK_S) as (supervisor, listener):
         supervisor.send(request("spin"))
         while "died" not in listener.told:
             supervisor.send(request("late"))
@@ -245,7 +254,7 @@ async def test_a_step_may_take_ten_times_its_prediction(
     script: Script, name: str, told: list[str]
 ) -> None:
     script("serve serve")
-    async with supervised(timeout_s=1.0) as (supervisor, listener):
+    async with supervised(timeout_s=TICK_S) as (supervisor, listener):
         supervisor.send(request(name))
         await listener.heard("ready", *told)
 
@@ -382,7 +391,7 @@ async def test_an_engine_that_cannot_be_reaped_is_left_behind(
     listener = Listener()
     async with EngineProcess.starting(CONFIG) as engine:
         await engine.ready()
-    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=3.0)
+    supervisor = EngineSupervisor(CONFIG, engine, listener, timeout_s=3 * TICK_S)
     supervisor.send(request("hang"))
     await listener.heard("ready", "died", "ready")
     await supervisor.close()

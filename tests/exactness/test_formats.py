@@ -12,7 +12,8 @@ from benchmarks.formats.hub_writers import FORMATS
 from transformers import PreTrainedModel
 
 from legato import LLM, SamplingParams
-from legato.checkpoint.gguf import _transformers_name, _undo_interleaving
+from legato.checkpoint.gguf import _transformers_name
+from legato.checkpoint.gguf_transforms import undo_interleaving
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
 from tests.exactness.logits import natural_tokens
@@ -38,7 +39,7 @@ def save_medium_mix(model: PreTrainedModel, folder: Path) -> tuple[Path, dict[st
     for name, array in found.items():
         weight, part = torch.tensor(array), name.split(".")[-2]
         if part in heads:
-            weight = _undo_interleaving(weight, heads[part])
+            weight = undo_interleaving(weight, heads[part])
         values[_transformers_name(name)] = weight
     return path, values
 

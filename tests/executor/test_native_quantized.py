@@ -341,9 +341,9 @@ def prompt_scores(spec: DecoderSpec, weights: NamedWeights) -> tuple[list[float]
 
 @pytest.mark.parametrize("quantization", ["gguf", "int8", "int4", "w8a8", "w4a8"])
 def test_the_default_model_still_speaks(quantization: Quantization) -> None:
-    llm = LLM(quantization=quantization, kv_cache_memory_bytes=512 * 2**20)
+    llm = LLM(quantization=quantization, max_model_len=64, kv_cache_memory_bytes=2**24)
     prompts = ["The capital of France is", "Two, four, six,"]
-    answers = llm.generate(prompts, SamplingParams(max_tokens=8, temperature=0.0))
+    answers = llm.generate(prompts, SamplingParams(max_tokens=4, temperature=0.0))
     texts = [answer.outputs[0].text for answer in answers]
     assert "Paris" in texts[0]
     assert "eight" in texts[1]

@@ -15,7 +15,7 @@ from legato.executor.sequence import SamplingRow, TokenLimits
 from tests.executor.sampling_reference import adjusted, distribution, make_row
 from tests.profiles import examples
 
-NUM_DRAWS = 20_000
+NUM_DRAWS = 8_000
 INF = float("inf")
 
 SETTINGS: list[dict[str, Any]] = [

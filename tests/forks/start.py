@@ -23,10 +23,11 @@ _ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 # Libraries must not start threads: forked processes would lack them.
 _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
-# Differs from test to test: pytest tells what runs, engines in this process their stacks, and
-# commands in this process their log.
+# Differs from test to test: pytest tells what runs, engines in this process their stacks, commands
+# in this process their log, and PyTorch where it would keep what it compiles.
 _OWN_VARIABLES = {
-    "PYTEST_CURRENT_TEST", "RUST_MIN_STACK", "LEGATO_LOG_LEVEL", "LEGATO_LOG_FORMAT"
+    "PYTEST_CURRENT_TEST", "RUST_MIN_STACK", "LEGATO_LOG_LEVEL", "LEGATO_LOG_FORMAT",
+    "TORCHINDUCTOR_CACHE_DIR",
 }  # fmt: skip
 
 

@@ -87,6 +87,7 @@ def test_with_another_environment_it_is_the_command(monkeypatch: pytest.MonkeyPa
     assert isinstance(process, subprocess.Popen)
     assert process.wait(60) == 1
     monkeypatch.undo()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "left by another test")
     process = start("json.tool")
     assert isinstance(process, ForkedProcess)
     assert process.wait(60) == 1

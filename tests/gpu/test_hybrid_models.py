@@ -30,7 +30,7 @@ PROMPTS = {
     name: [(7 * i + 3 * i * i + salt) % VOCAB_SIZE for i in range(length)]
     for name, length, salt in (("long", 75, 0), ("short", 9, 5), ("one", 1, 3))
 }
-NUM_TOKENS, MORE_TOKENS = 3, 9
+NUM_TOKENS, MORE_TOKENS = 3, 7
 
 
 NAMES = ("lfm2", "qwen3.5", "granite-4-h", "falcon-h1-normed", "nemotron-3-latent")
@@ -78,7 +78,7 @@ def test_greedy_tokens_are_those_of_transformers(
     engine = engine_of(executor, 30)
     assert engine.run(requests()) == begun(expected)
     engine.outputs.clear()
-    assert engine.run(requests()) == begun(expected)
+    assert engine.run(requests()[:1]) == {"long": begun(expected)["long"]}
     assert engine.stats.num_prefix_cache_hits
     assert engine.stats.kv_usage == 0.0
 

@@ -9,6 +9,7 @@ import pytest
 
 from legato.cli.main import main
 from legato.cli.values import duration_s
+from legato.core.version import install_command
 from legato_lab.commands import capacity_settings
 from legato_lab.load.client import Address
 from legato_lab.report.report_file import CapacityReport, ProbeReport, RunReport, read_report
@@ -137,7 +138,7 @@ def test_without_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "legato: matplotlib missing: pip install 'legato-llm[bench]'\n"
+    assert done.stderr == f"legato: matplotlib missing: {install_command('bench')}\n"
 
 
 def test_workloads_and_reports_need_no_http() -> None:

@@ -1,10 +1,14 @@
 """The policies that a user can name."""
 
+import argparse
+
 import pytest
 
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.slo import SloClass
+from legato_lab.commands import simulate
+from legato_lab.commands.simulate_flags import policies
 from legato_lab.simulation.policies import parse_policy
 
 GOLD = SloClass(itl_s=0.05, ttft_s=1.0)
@@ -35,6 +39,16 @@ def test_the_others_promise_no_pace(text: str, policy: str, tokens: int | None, 
         slo_classes={"gold": SloClass(ttft_s=1.0)},
         max_num_seqs=7,
     )
+
+
+def test_auto_bounds_the_steps_of_slo_alone() -> None:
+    auto = SchedulerConfig(bounds_gaps=True)
+    assert parse_policy("slo", auto) == auto
+    assert parse_policy("fixed:512", auto) == SchedulerConfig(max_num_batched_tokens=512)
+    parser = argparse.ArgumentParser()
+    simulate.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["simulate", "--workload", "chat", "--itl-slo", "auto"])
+    assert policies(args) == ["slo", "fixed:512"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tokenizers: SmolLM2's, tokenizer.json folders, SentencePiece and byte-level GGUF metadata."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -196,9 +197,30 @@ def test_defaults(tmp_path: Path, smollm2: Tokenizer) -> None:
     assert defaults.max_tokens == 300
     defaults = load_defaults(resolve_source(DEFAULT_MODEL), smollm2.eos_token_id)
     assert defaults == ModelDefaults(eos_token_ids=(2,), sampling={})
-    (tmp_path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 0}))
-    with pytest.raises(UnsupportedModelError, match="unusable settings: max_tokens"):
-        load_defaults(ModelSource(tmp_path), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_new_tokens", value) for value in (0, -1, 2**64, 20.5, "20", True)),
+        *(("temperature", value) for value in (-1, "0.7", math.nan, math.inf, 10**400, True, [1])),
+        *(("top_p", value) for value in (0, 1.5, "0.9", {})),
+        *(("top_k", value) for value in (-2, 20.5, "20", 2**31)),
+        *(("min_p", -0.1), ("repetition_penalty", 0), ("repetition_penalty", -1.0)),
+        *(("eos_token_id", value) for value in (-1, "2", 2.5, 2**40, True, {"id": 2})),
+    ],
+)
+def test_an_odd_setting_is_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, value: Any
+) -> None:
+    generation = {"temperature": 0, "top_k": -1, "top_p": None, name: value}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    with caplog.at_level("WARNING"):
+        defaults = load_defaults(ModelSource(tmp_path), 2)
+    rest = {key: generation[key] for key in ("temperature", "top_k") if key != name}
+    assert defaults == ModelDefaults(eos_token_ids=(2,), sampling=rest)
+    [told] = caplog.messages
+    assert name.replace("max_new_tokens", "max_tokens") in told or "end-of-sequence" in told
 
 
 def test_defaults_of_a_gguf_file(tmp_path: Path) -> None:
@@ -212,10 +234,8 @@ def test_defaults_of_a_gguf_file(tmp_path: Path) -> None:
         "min_p": 0.0,
         "repetition_penalty": 1.05,
     }
-    with pytest.raises(UnsupportedModelError, match=r"model\.gguf has unusable settings: top_p"):
-        load_defaults(gguf_with(tmp_path, {"top_p": 3.0}), 2)
-    with pytest.raises(UnsupportedModelError, match="unusable settings"):
-        load_defaults(gguf_with(tmp_path, {"temp": float("nan")}), 2)
+    odd: dict[str, float | int] = {"top_p": 3.0, "temp": math.nan, "top_k": 7}
+    assert load_defaults(gguf_with(tmp_path, odd), 2).sampling == {"top_k": 7}
 
 
 def test_settings_of_a_gguf_file_that_nothing_reads_are_told(tmp_path: Path) -> None:
@@ -281,8 +301,8 @@ def test_sentencepiece_gguf() -> None:
 def test_unknown_gguf_tokenizers() -> None:
     with pytest.raises(UnsupportedModelError, match="GGUF tokenizer 'bert'"):
         build_gguf_tokenizer({"tokenizer.ggml.model": "bert"})
-    with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'viking'"):
-        build_gguf_tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "viking"})
+    with pytest.raises(UnsupportedModelError, match="pre-tokenizer 'whitespace'"):
+        build_gguf_tokenizer({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "whitespace"})
 
 
 def byte_level_metadata(pre: str) -> dict[str, Any]:

@@ -1,29 +1,10 @@
 """LangChain's ChatOllama."""
 
-from typing import Literal
-
 import ollama
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings
+from langchain_parts import HISTORY, QUESTION, Place, get_weather
 from protocol import MODEL, URL, can, check, check_cancelled, run
-from pydantic import BaseModel
-
-City = Literal["Paris", "Rome"]
-QUESTION = [HumanMessage("What is the weather in Paris?")]
-
-
-class Place(BaseModel):
-    """A city."""
-
-    city: City
-    cold: bool
-
-
-@tool
-def get_weather(city: City) -> str:
-    """Weather now."""
-    return f"It is sunny in {city}."
 
 
 def model(**options: object) -> ChatOllama:
@@ -46,9 +27,8 @@ def stream() -> None:
 
 @can("history")
 def history() -> None:
-    messages = [SystemMessage("Be brief."), HumanMessage("Hello"), AIMessage("Hello!"), *QUESTION]
-    answer = model().invoke(messages)
-    check(model().invoke([*messages, answer, *QUESTION]).content, "there is no text")
+    answer = model().invoke(HISTORY)
+    check(model().invoke([*HISTORY, answer, *QUESTION]).content, "there is no text")
 
 
 @can("usage")

@@ -1,30 +1,13 @@
 """LangChain's ChatOpenAI."""
 
-from typing import Literal
-
 import openai
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from langchain_parts import HISTORY, QUESTION, City, Place, get_weather
 from protocol import BASE_URL, KEY, MODEL, can, check, check_cancelled, check_city, run
-from pydantic import BaseModel
 
-City = Literal["Paris", "Rome"]
 ROOM = {"max_tokens": 700}  # a small model calls a tool several times
-QUESTION = [HumanMessage("What is the weather in Paris?")]
-
-
-class Place(BaseModel):
-    """A city."""
-
-    city: City
-    cold: bool
-
-
-@tool
-def get_weather(city: City) -> str:
-    """Weather now."""
-    return f"It is sunny in {city}."
 
 
 @tool
@@ -53,9 +36,8 @@ def stream() -> None:
 
 @can("history")
 def history() -> None:
-    messages = [SystemMessage("Be brief."), HumanMessage("Hello"), AIMessage("Hello!"), *QUESTION]
-    answer = model().invoke(messages)
-    check(model().invoke([*messages, answer, *QUESTION]).content, "there is no text")
+    answer = model().invoke(HISTORY)
+    check(model().invoke([*HISTORY, answer, *QUESTION]).content, "there is no text")
 
 
 @can("usage")

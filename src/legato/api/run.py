@@ -5,30 +5,31 @@ import contextlib
 import logging
 import resource
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import uvloop
 
 from legato.api.bodies.body_model import Serving
 from legato.api.config import ServerConfig
+from legato.api.download import Found, download, find, may_download
 from legato.api.readers.reader_pool import TextProcesses
 from legato.checkpoint.defaults import ModelDefaults
-from legato.checkpoint.source import configured_source
 from legato.core import signals
 from legato.core.cache_config import CacheConfig
-from legato.core.config import EngineConfig
+from legato.core.config import EngineConfig, ModelConfig
 from legato.core.errors import ConfigError
 from legato.core.garbage import uncollected
+from legato.core.version import install_command
 from legato.core.vocabulary import Vocabulary
 from legato.engine.client.client import EngineClient
 from legato.engine.client.engine import Engine
 from legato.engine.errors import EngineDeadError
 from legato.engine.process.engine_messages import EngineInfo
-from legato.language.tokenizer.loading import TextSource, text_source
 from legato.observe.traces.spans import check_spans_can_be_made
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _SEND_BUFFER_BYTES = 128 * 2**10
 # Open files and sockets beside the connections, at most half of all: of processes, of files that
 # are read, and of clients that are being refused.
 _OTHER_FILES = 256
+T = TypeVar("T")
 Announce = Callable[[EngineInfo, str], None]
 StartEngine = Callable[[Awaitable[tuple[Vocabulary, ModelDefaults]]], Awaitable[Engine]]
 """Starts an engine and waits until it serves; called with the text, as `EngineClient.start` is."""
@@ -73,17 +75,13 @@ def serve(
     """
     with _listener(engine_config, config) as listener:
         config = _with_room(config)
-        # Before the event loop exists: a download is best interrupted without one.
-        source = configured_source(engine_config.model)
-        text = text_source(engine_config.model, source)
-        if source.passed_over:
-            names = ", ".join(source.passed_over)
-            logger.info("the safetensors files of %s are read, not %s", source.path, names)
+        model = engine_config.model
+        found = None if may_download(model) else find(model)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 parts_s: dict[str, float] = {}
                 start = start_engine or partial(_start_engine, engine_config, config, parts_s)
-                return runner.run(_serve(text, start, config, listener, parts_s, on_ready))
+                return runner.run(_serve(model, found, start, config, listener, parts_s, on_ready))
         except asyncio.CancelledError:
             logger.info("stopped while loading")
             return 0
@@ -108,32 +106,46 @@ def _listener(engine_config: EngineConfig, config: ServerConfig) -> socket.socke
 
 def _check_cache_can_be_told(cache: CacheConfig) -> None:
     if find_spec("zmq") is None:
-        raise ConfigError("ZeroMQ missing: pip install 'legato-llm[events]'")
+        raise ConfigError(f"ZeroMQ missing: {install_command('events')}")
     if not cache.enable_prefix_caching:
         raise ConfigError("kv_events_endpoint tells of the prefix cache, which is turned off")
 
 
 async def _serve(
-    source: TextSource,
+    model: ModelConfig,
+    found: Found | None,
     start_engine: StartEngine,
     config: ServerConfig,
     listener: socket.socket,
-    parts_s: Mapping[str, float],
+    parts_s: dict[str, float],
     on_ready: Announce,
 ) -> int:
     loading = asyncio.current_task()
     assert loading is not None
     signals.call_when_ending(lambda _number: loading.cancel())
     async with contextlib.AsyncExitStack() as closing:
-        text = TextProcesses(source, config.timeout_prompt_s)
+        listening = None
+        if found is None:
+            listening = _listen(config, listener, parts_s, closing)
+            found = await _started(_downloaded(model, parts_s), listening)
+        if found.passed_over:
+            names = ", ".join(found.passed_over)
+            logger.info("the safetensors files of %s are read, not %s", found.text.model, names)
+        text = TextProcesses(found.text, config.timeout_prompt_s)
         closing.push_async_callback(text.close)
         loaded = asyncio.create_task(text.loaded())
-        listening = asyncio.create_task(_listening(config, listener, parts_s, behind=loaded))
-        closing.push_async_callback(_stop, listening)
+        listening = listening or _listen(config, listener, parts_s, closing, behind=loaded)
         engine = await _started(start_engine(loaded), listening)
         closing.push_async_callback(engine.close)
         await text.serve(Serving.of(engine.info, config))
         return await (await listening).serve(engine, text, on_ready)
+
+
+async def _downloaded(model: ModelConfig, parts_s: dict[str, float]) -> Found:
+    started_s = time.perf_counter()
+    found = await download(model)
+    parts_s["download"] = round(time.perf_counter() - started_s, 3)
+    return found
 
 
 async def _start_engine(
@@ -151,32 +163,46 @@ async def _start_engine(
     )
 
 
-async def _started(starting: Awaitable[Engine], listening: asyncio.Task[Any]) -> Engine:
-    """Wait for the engine, and for the server to listen; raises at once if it cannot."""
-    engine = asyncio.ensure_future(starting)
+async def _started(starting: Awaitable[T], listening: asyncio.Task[Any]) -> T:
+    """Wait for a part, and for the server to listen; raises at once if it cannot."""
+    part = asyncio.ensure_future(starting)
     try:
-        await asyncio.wait([engine, listening], return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait([part, listening], return_when=asyncio.FIRST_EXCEPTION)
         if listening.done():
             listening.result()
-        return await engine
+        return await part
     finally:
-        if not engine.done():
-            engine.cancel()
-            await asyncio.wait([engine])
+        if not part.done():
+            part.cancel()
+            await asyncio.wait([part])
+
+
+def _listen(
+    config: ServerConfig,
+    listener: socket.socket,
+    parts_s: Mapping[str, float],
+    closing: contextlib.AsyncExitStack,
+    *,
+    behind: asyncio.Task[Any] | None = None,
+) -> "asyncio.Task[ListeningServer]":
+    """Begin to listen, once `behind` is done, until `closing` ends."""
+    listening = asyncio.create_task(_listening(config, listener, parts_s, behind))
+    closing.push_async_callback(_stop, listening)
+    return listening
 
 
 async def _listening(
     config: ServerConfig,
     listener: socket.socket,
     parts_s: Mapping[str, float],
-    *,
-    behind: asyncio.Task[Any],
+    behind: asyncio.Task[Any] | None,
 ) -> "ListeningServer":
     """Import the HTTP server, which takes a third of a second, and listen while the engine loads.
 
     Wait for the tokenizer first: of two cores, the engine needs one, and takes longest.
     """
-    await asyncio.wait([behind])
+    if behind is not None:
+        await asyncio.wait([behind])
     return (await asyncio.to_thread(_import))(config, listener, parts_s)
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from legato.checkpoint.json_file import read_json
 from legato.checkpoint.source import ModelSource
-from legato.core.errors import UnsupportedModelError
 from legato.core.sampling_params import SamplingParams
 from legato.model.wrappers import part_of
 
@@ -80,8 +79,10 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
     Args:
         tokenizer_eos: the tokenizer's own end-of-sequence token; some checkpoints have no other.
 
+    Settings that no request could have are left out, and warned of.
+
     Raises:
-        UnsupportedModelError: a file is not valid JSON, or has invalid settings.
+        UnsupportedModelError: a file is not valid JSON.
     """
     if source.is_gguf:
         from legato.checkpoint.gguf_file import GGUFFile  # imports NumPy, which the server does not
@@ -90,7 +91,7 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
         names = [f"tokenizer.ggml.{name}_token_id" for name in _GGUF_EOS_NAMES]
         found = {name: _shortest(metadata.get(key)) for name, key in GGUF_SAMPLING_KEYS.items()}
         return ModelDefaults(
-            eos_token_ids=_merge(tokenizer_eos, *map(metadata.get, names)),
+            eos_token_ids=_merge(source.path, tokenizer_eos, *map(metadata.get, names)),
             sampling=_usable(found, source.path),
         )
     config = read_json(source.path / "config.json")
@@ -101,19 +102,23 @@ def load_defaults(source: ModelSource, tokenizer_eos: int | None) -> ModelDefaul
     if own == [None, None] and (part := part_of(config)):
         own = [config[part].get("eos_token_id")]
     return ModelDefaults(
-        eos_token_ids=_merge(tokenizer_eos, *own),
+        eos_token_ids=_merge(source.path, tokenizer_eos, *own),
         sampling=_usable({name: generation.get(name) for name in _SAMPLING_NAMES}, path),
         max_tokens=limit.get("max_tokens"),
     )
 
 
 def _usable(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the settings that a file has; raises `UnsupportedModelError` if one is invalid."""
-    settings = {name: value for name, value in found.items() if value is not None}
-    try:
-        msgspec.convert(settings, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise UnsupportedModelError(f"{path} has unusable settings: {error}") from error
+    """Return the settings that a request could have; warn of others."""
+    settings: dict[str, Any] = {}
+    for name, value in found.items():
+        if value is None:
+            continue
+        try:
+            msgspec.convert({name: value}, SamplingParams)
+            settings[name] = value
+        except msgspec.ValidationError as error:
+            logger.warning("%s has a setting that is not used: %s", path, error)
     return settings
 
 
@@ -122,12 +127,12 @@ def _shortest(value: Any) -> Any:
     return float(f"{value:.{_GGUF_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _merge(*values: Any) -> tuple[int, ...]:
+def _merge(path: Path, *values: Any) -> tuple[int, ...]:
     token_ids: set[int] = set()
     for value in values:
         for token_id in value if isinstance(value, list) else [value]:
             if type(token_id) is int and 0 <= token_id <= _MAX_TOKEN_ID:
                 token_ids.add(token_id)
             elif token_id is not None:
-                raise UnsupportedModelError(f"{token_id!r} is no end-of-sequence token")
+                logger.warning("%s: %.40r is no end-of-sequence token", path, token_id)
     return tuple(sorted(token_ids))

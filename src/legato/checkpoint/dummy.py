@@ -52,7 +52,7 @@ def _described(
     config: ModelConfig, source: ModelSource
 ) -> tuple[DecoderSpec | TransformersSpec, torch.dtype]:
     if source.is_gguf:
-        checkpoint = open_gguf_checkpoint(source.path)
+        checkpoint = open_gguf_checkpoint(source.path, config.max_model_len)
         return checkpoint.spec, checkpoint.dtype
     contents = read_config(source.path)
     if contents.get("quantization_config"):

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,20 +12,34 @@ import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
-from legato.checkpoint.gguf_architectures import ARCHITECTURES, ROPE_FACTORS
+from legato.checkpoint.gguf_architectures import NO_WEIGHTS
 from legato.checkpoint.gguf_blocks import SPLIT_TYPES, GgufBlocks, split_blocks
+from legato.checkpoint.gguf_dense import DENSE
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
+from legato.checkpoint.gguf_gemma import GEMMA
+from legato.checkpoint.gguf_granite import GRANITE
 from legato.checkpoint.gguf_keys import key_use
+from legato.checkpoint.gguf_mixtures import MIXTURES
+from legato.checkpoint.gguf_transforms import projections
+from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
 from legato.model.file_weight import BlockForm, file_weight
 from legato.model.model import NamedWeights
-from legato.model.quantization import QuantizedWeight
-from legato.model.spec import DecoderSpec
+from legato.model.quantization import QuantizedWeight, plain
 from legato.model.transforms import Transform, shapes_after, transformed
 
+ARCHITECTURES = {
+    **gguf_architectures.ARCHITECTURES,
+    **DENSE,
+    **MIXTURES,
+    **GEMMA,
+    **GRANITE,
+}
+"""Key `general.architecture`."""
 _SIZES = (
     "embedding_length",
     "feed_forward_length",
@@ -70,9 +84,13 @@ _GLOBAL_NAMES = {
     "output_norm": "model.norm",
     "token_embd_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -84,30 +102,50 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_PROJECTOR = "clip"
+_MEDIA = ("v.", "a.", "mm.")
+"""How the tensors of towers and projectors begin, which some tools put into the model's file."""
+_FURTHER = re.compile(r"blk\.\d+(?=\..*)")
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)")
 
 
-def open_gguf_checkpoint(path: Path) -> Checkpoint:
+def open_gguf_checkpoint(path: Path, served_len: int | None = None) -> Checkpoint:
     """Open a GGUF file. Weights of the types that `split_blocks` knows stay quantized.
+
+    Args:
+        path: of the first part, if the model is split.
+        served_len: positions that are served; None for all that the model was made for.
 
     Raises:
         UnsupportedModelError: the file is broken, or Legato cannot run the model.
     """
     file = GGUFFile(path)
+    if file.architecture == _PROJECTOR:
+        raise UnsupportedModelError(
+            f"{path.name} holds a projector of images or sound (mmproj), which Legato does not "
+            "read yet, and no language model; name the model's own GGUF file"
+        )
     if file.architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"unsupported GGUF architecture {file.architecture!r}; Legato supports "
             + ", ".join(ARCHITECTURES)
         )
     own = ARCHITECTURES[file.architecture]
+    scales = {*NO_WEIGHTS, *_scales_of_float4(file)}
     names = {
-        name: _transformers_name(name, own.names) for name in file.tensors if name != ROPE_FACTORS
+        name: _transformers_name(name, own.names)
+        for name in file.tensors
+        if name not in scales and not name.startswith(_MEDIA)
     }
     check_sizes(path, file.get("block_count"), **{name: _size(file, name) for name in _SIZES})
     with refusing_what_fails(path):
         contents = own.config(file)
-        _, spec = described(contents)
-        changes = own.changes(file, spec) + transforms(contents, spec, adds_one=False)
+        _, spec = described(contents, served_len)
+        changes = [
+            *own.changes(file, spec),
+            *projections(spec, has_paired_rows=own.has_paired_rows),
+            *transforms(contents, spec, adds_one=False),
+        ]
         shapes = {name: file.tensors[stored].shape for stored, name in names.items()}
         changed = shapes_after(shapes, changes)
     return Checkpoint(
@@ -115,13 +153,38 @@ def open_gguf_checkpoint(path: Path) -> Checkpoint:
         spec=spec,
         dtype=torch.bfloat16,
         shapes=changed,
-        tensors=partial(_read_tensors, file, spec, names, changes),
+        tensors=partial(_read_tensors, file, names, changes),
         is_quantized=any(map(_has_codes, file.tensors.values())),
         architecture=contents["architectures"][0],
         quantization=_quantization(file),
         kept_bytes={name: _kept_bytes(file.tensors[stored]) for stored, name in names.items()},
+        unused=_unused(file, names, changes) + tuple(gguf_companions(path)),
         keys=key_use(file, own.implied),
     )
+
+
+def _unused(
+    file: GGUFFile, names: Mapping[str, str], changes: Sequence[Transform]
+) -> tuple[str, ...]:
+    """Return the parts of the file that are left out: layers that predict further tokens, towers.
+
+    Args:
+        names: key a tensor's name in the file, value transformers' name.
+    """
+    dropped = (
+        stored
+        for stored, name in names.items()
+        if not shapes_after({name: file.tensors[stored].shape}, changes)
+    )
+    layers = {
+        f"{match[0]} (predicts further tokens)"
+        for name in dropped
+        if (match := _FURTHER.match(name))
+    }
+    media = {
+        prefix.rstrip(".") for prefix in _MEDIA if any(n.startswith(prefix) for n in file.tensors)
+    }
+    return tuple(sorted(layers | media))
 
 
 def _size(file: GGUFFile, name: str) -> object:
@@ -149,7 +212,6 @@ def _kept_bytes(tensor: GGUFTensor) -> int:
 
 def _read_tensors(
     file: GGUFFile,
-    spec: DecoderSpec,
     names: Mapping[str, str],
     changes: Sequence[Transform],
     _: torch.device,
@@ -161,10 +223,10 @@ def _read_tensors(
         changes: of tensors with transformers' names.
     """
     _log_widened(file)
-    return transformed(_read_all(file, spec, names), changes)
+    return transformed(_read_all(file, names), changes)
 
 
-def _read_all(file: GGUFFile, spec: DecoderSpec, names: Mapping[str, str]) -> NamedWeights:
+def _read_all(file: GGUFFile, names: Mapping[str, str]) -> NamedWeights:
     """Yield tensors as they are stored, and give back the file's pages every few of them."""
     num_bytes = 0
     for stored, name in names.items():
@@ -172,18 +234,26 @@ def _read_all(file: GGUFFile, spec: DecoderSpec, names: Mapping[str, str]) -> Na
         if num_bytes > _MAPPED_BYTES:
             file.release()
             num_bytes = 0
-        yield name, _read(file, spec, stored)
+        yield name, _read(file, stored)
     file.release()
 
 
-def _read(file: GGUFFile, spec: DecoderSpec, name: str) -> torch.Tensor | QuantizedWeight:
-    tensor = _read_quantized(file, name) or torch.from_numpy(file.read(name))
-    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads}
-    part = name.rpartition(".")[0].rpartition(".")[2]
-    if part not in heads or file.architecture != "llama":
-        return tensor
-    undo = partial(_undo_interleaving, num_heads=heads[part])
-    return tensor.map(undo) if isinstance(tensor, QuantizedWeight) else undo(tensor)
+def _read(file: GGUFFile, name: str) -> torch.Tensor | QuantizedWeight:
+    weight = _read_quantized(file, name) or torch.from_numpy(file.read(name))
+    scale = f"{name.removesuffix('weight')}scale"
+    if file.tensors[name].type != GGMLQuantizationType.NVFP4 or scale not in file.tensors:
+        return weight
+    # A number, or one of each expert's matrix.
+    return plain(weight) * torch.from_numpy(file.read(scale)).reshape(
+        -1, *[1] * (len(weight.shape) - 1)
+    )
+
+
+def _scales_of_float4(file: GGUFFile) -> Iterator[str]:
+    """Yield the names of the tensors that scale whole matrices of NVFP4, and their rows."""
+    for name, tensor in file.tensors.items():
+        if tensor.type == GGMLQuantizationType.NVFP4:
+            yield from (f"{name.removesuffix('weight')}{kind}" for kind in ("scale", "input_scale"))
 
 
 def _log_widened(file: GGUFFile) -> None:
@@ -261,16 +331,6 @@ def _transformers_name(name: str, further: Mapping[str, str] = {}) -> str:
         return f"model.layers.{layer}.{further[own]}"
     known = {**_LAYER_NAMES, **further}
     return f"model.layers.{layer}.{known[stem]}.{suffix}" if stem in known else name
-
-
-def _undo_interleaving(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorder rows: llama.cpp rotates rows (2i, 2i + 1) of a head, transformers (i, i + D / 2).
-
-    Args:
-        tensor: [num_heads * D, ...] weight or bias of queries or keys.
-    """
-    pairs = tensor.reshape(num_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 BLOCK_FORMS = {kind: _form(number, kind) for number, kind in enumerate(_HALVES)}

@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 import torch
 
 from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.gguf_transforms import with_grouped_heads
 from legato.core.errors import UnsupportedModelError
 from legato.model.description import FULL
 from legato.model.mixer_spec import DeltaNetSpec
-from legato.model.quantization import QuantizedWeight, plain
+from legato.model.quantization import plain
 from legato.model.rope import temperature
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Named, Transform, Weight, drop, split_experts
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+NO_WEIGHTS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that become parameters of rope."""
 _LINEAR = "linear_attention"
 _SIGMOID = 2  # an `expert_gating_func`
 
@@ -25,12 +29,14 @@ class GGUFArchitecture(NamedTuple):
     names: further names of a layer's tensors; key the name in the file, value in the layer.
     changes: returns transforms of the tensors, before those of transformers' checkpoints.
     implied: metadata keys that are not read, with the values that the architecture always has.
+    has_paired_rows: rows of queries and keys that rotate together are neighbours in a head.
     """
 
     config: Callable[[GGUFFile], dict[str, Any]]
     names: Mapping[str, str] = {}
     changes: Callable[[GGUFFile, DecoderSpec], list[Transform]] = lambda *_: []
     implied: Mapping[str, tuple[Any, ...]] = {}
+    has_paired_rows: bool = False
 
 
 def _llama_config(file: GGUFFile) -> dict[str, Any]:
@@ -41,55 +47,67 @@ def _llama_config(file: GGUFFile) -> dict[str, Any]:
     window = file.get("attention.sliding_window")
     if file.get("expert_count"):
         return {
-            **_common_config(file),
-            **_experts(file),
+            **common_config(file),
+            **expert_config(file),
             "architectures": ["MixtralForCausalLM"],
             "sliding_window": window,
         }
     if window:
         return {
-            **_common_config(file),
+            **common_config(file),
             "architectures": ["MistralForCausalLM"],
             "sliding_window": window,
         }
     return {
-        **_common_config(file),
+        **common_config(file),
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_attention_bias(file),
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
     }
 
 
 def _qwen2_config(file: GGUFFile) -> dict[str, Any]:
     _refuse_window(file)
-    return {**_common_config(file), "architectures": ["Qwen2ForCausalLM"]}
+    return {**common_config(file), "architectures": ["Qwen2ForCausalLM"]}
 
 
 def _qwen3_config(file: GGUFFile) -> dict[str, Any]:
     _refuse_window(file)
     return {
-        **_common_config(file),
+        **common_config(file),
         "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_attention_bias(file),
     }
 
 
 def _qwen3_moe_config(file: GGUFFile) -> dict[str, Any]:
     _refuse_window(file)
     return {
-        **_common_config(file),
-        **_experts(file),
+        **common_config(file),
+        **expert_config(file),
         "architectures": ["Qwen3MoeForCausalLM"],
         # The format does not say; all published models have it.
         "norm_topk_prob": True,
     }
 
 
-def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
-    common = _common_config(file)
+def _phi3_config(file: GGUFFile) -> dict[str, Any]:
+    common = common_config(file)
+    length = file.get("rope.scaling.original_context_length", common["max_position_embeddings"])
     return {
         **common,
-        **_experts(file),
+        "architectures": ["Phi3ForCausalLM"],
+        "original_max_position_embeddings": length,
+        # Phi-4, which has none, says 0.
+        "sliding_window": file.get("attention.sliding_window") or None,
+    }
+
+
+def _gpt_oss_config(file: GGUFFile) -> dict[str, Any]:
+    common = common_config(file)
+    return {
+        **common,
+        **expert_config(file),
         "architectures": ["GptOssForCausalLM"],
         "attention_bias": True,
         "sliding_window": file.needed("attention.sliding_window"),
@@ -105,7 +123,7 @@ def _granite_hybrid_config(file: GGUFFile) -> dict[str, Any]:
     """
     if file.get("rope.scaling.finetuned"):
         raise UnsupportedModelError(f"{file.path}: rope beside recurrent layers is not supported")
-    common = _common_config(file)
+    common = common_config(file)
     size, num_heads = file.needed("ssm.inner_size"), file.needed("ssm.time_step_rank")
     return {
         **common,
@@ -131,7 +149,7 @@ def _granite_hybrid_config(file: GGUFFile) -> dict[str, Any]:
 def _lfm2_config(file: GGUFFile) -> dict[str, Any]:
     """Describe LFM2; a layer without attention has a convolution, and no key/value heads."""
     _refuse_window(file)
-    common = _common_config(file)
+    common = common_config(file)
     norm_eps = common.pop("rms_norm_eps")
     return {
         **common,
@@ -147,7 +165,7 @@ def _lfm2_config(file: GGUFFile) -> dict[str, Any]:
 def _lfm2_moe_config(file: GGUFFile) -> dict[str, Any]:
     return {
         **_lfm2_config(file),
-        **_experts(file),
+        **expert_config(file),
         "architectures": ["Lfm2MoeForCausalLM"],
         "num_dense_layers": file.get("leading_dense_block_count", 0),
         "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in file.tensors),
@@ -156,18 +174,14 @@ def _lfm2_moe_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def _qwen3_5_config(file: GGUFFile) -> dict[str, Any]:
-    """Describe Qwen3.5; predictors of further tokens count as layers in such files."""
-    num_further = file.get("nextn_predict_layers", 0)
-    num_layers = file.needed("block_count") - num_further
-    if num_further < 0 or num_layers < 1:
-        raise UnsupportedModelError(f"{file.path}: nextn_predict_layers is {num_further}")
+    """Describe Qwen3.5."""
+    layers = layer_counts(file)
     num_heads = file.needed("ssm.time_step_rank")
     return {
-        **_common_config(file),
+        **common_config(file),
+        **layers,
         "architectures": ["Qwen3_5ForCausalLM"],
-        "num_hidden_layers": num_layers,
-        "num_nextn_predict_layers": num_further,
-        "layer_types": _kinds(file, "ssm_a", _LINEAR, num_layers),
+        "layer_types": _kinds(file, "ssm_a", _LINEAR, layers["num_hidden_layers"]),
         "linear_num_value_heads": num_heads,
         "linear_num_key_heads": file.needed("ssm.group_count"),
         "linear_key_head_dim": file.needed("ssm.state_size"),
@@ -179,9 +193,9 @@ def _qwen3_5_config(file: GGUFFile) -> dict[str, Any]:
 def _qwen3_5_moe_config(file: GGUFFile) -> dict[str, Any]:
     return {
         **_qwen3_5_config(file),
-        **_experts(file),
+        **expert_config(file),
         "architectures": ["Qwen3_5MoeForCausalLM"],
-        "shared_expert_intermediate_size": _shared_size(file),
+        "shared_expert_intermediate_size": shared_size(file),
     }
 
 
@@ -196,7 +210,21 @@ def _qwen3_next_config(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _experts(file: GGUFFile) -> dict[str, Any]:
+def has_attention_bias(file: GGUFFile) -> bool:
+    """Whether queries have biases, which may be fused with those of keys and values."""
+    return any(f"blk.0.attn_{part}.bias" in file.tensors for part in ("q", "qkv"))
+
+
+def layer_counts(file: GGUFFile) -> dict[str, int]:
+    """Return the numbers of layers, and of predictors of further tokens, which the file adds up."""
+    num_further = file.get("nextn_predict_layers", 0)
+    num_layers = file.needed("block_count") - num_further
+    if num_further < 0 or num_layers < 1:
+        raise UnsupportedModelError(f"{file.path}: nextn_predict_layers is {num_further}")
+    return {"num_hidden_layers": num_layers, "num_nextn_predict_layers": num_further}
+
+
+def expert_config(file: GGUFFile) -> dict[str, Any]:
     return {
         "num_experts": file.needed("expert_count"),
         "num_experts_per_tok": file.needed("expert_used_count"),
@@ -204,7 +232,7 @@ def _experts(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _shared_size(file: GGUFFile) -> int:
+def shared_size(file: GGUFFile) -> int:
     """Return the width of the expert for all tokens, by its tensors."""
     tensors = file.tensors.items()
     sizes = (tensor.shape[0] for name, tensor in tensors if name.endswith("up_shexp.weight"))
@@ -216,15 +244,21 @@ def _kinds(file: GGUFFile, tensor: str, kind: str, num_layers: int) -> list[str]
     return [kind if f"blk.{i}.{tensor}" in file.tensors else FULL for i in range(num_layers)]
 
 
-def _common_config(file: GGUFFile) -> dict[str, Any]:
+def common_config(file: GGUFFile, head_dim: int | None = None) -> dict[str, Any]:
+    """Return the keys that most families read.
+
+    Args:
+        head_dim: None for the size of keys, which is then that of values.
+    """
     hidden_size = file.needed("embedding_length")
     num_heads = file.needed("attention.head_count")
     kv_heads = file.get("attention.head_count_kv", num_heads)  # a list if layers differ
-    head_dim = file.get("attention.key_length", hidden_size // num_heads)
-    if file.get("attention.value_length", head_dim) != head_dim:
-        raise UnsupportedModelError(
-            f"{file.path}: keys and values of different sizes are not supported"
-        )
+    if head_dim is None:
+        head_dim = int(file.get("attention.key_length", hidden_size // num_heads))
+        if file.get("attention.value_length", head_dim) != head_dim:
+            raise UnsupportedModelError(
+                f"{file.path}: keys and values of different sizes are not supported"
+            )
     if file.get("attention.causal") is False:
         raise UnsupportedModelError(f"{file.path}: attention to later tokens is not supported")
     return {
@@ -235,25 +269,37 @@ def _common_config(file: GGUFFile) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(kv_heads) if isinstance(kv_heads, list) else kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": file.needed("attention.layer_norm_rms_epsilon"),
+        **_norm_eps(file),
         "max_position_embeddings": file.needed("context_length"),
         "rope_parameters": _rope_parameters(file) | _rotated_part(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
 
 
+def _norm_eps(file: GGUFFile) -> dict[str, float]:
+    """Return the key of the norms' epsilon; a file has it for the kind of norm that it has."""
+    mean = file.get("attention.layer_norm_epsilon")
+    if mean is not None:
+        return {"layer_norm_eps": mean}
+    return {"rms_norm_eps": file.needed("attention.layer_norm_rms_epsilon")}
+
+
 def _mlp_size(file: GGUFFile) -> int:
-    """Return the width of the MLPs; that of an expert in files where all layers have experts."""
+    """Return the width of the MLPs; that of an expert in files where all layers have experts.
+
+    Of widths by layer, it is the largest.
+    """
     size = file.get("feed_forward_length") or file.get("expert_feed_forward_length")
-    return int(size or file.needed("feed_forward_length"))
+    size = size or file.needed("feed_forward_length")
+    return int(max(size) if isinstance(size, list) else size)
 
 
 def _rotated_part(file: GGUFFile, head_dim: int) -> dict[str, Any]:
-    """Return the rope parameter of the part of a head that rotates; empty if all of it does."""
+    """Return the rope parameter of the part of a head that rotates."""
     size = file.get("rope.dimension_count", head_dim)
     if size > head_dim:
         raise UnsupportedModelError(f"{file.path}: rope on {size} of {head_dim} dimensions")
-    return {} if size == head_dim else {"partial_rotary_factor": size / head_dim}
+    return {"partial_rotary_factor": size / head_dim}
 
 
 def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
@@ -270,6 +316,14 @@ def _rope_parameters(file: GGUFFile) -> dict[str, Any]:
             "long_factor": factors,
             "attention_factor": 1.0,
             "original_max_position_embeddings": context_length,
+        }
+    if LONG_FACTORS in file.tensors:
+        return parameters | {
+            "rope_type": "longrope",
+            "short_factor": file.read(SHORT_FACTORS).tolist(),
+            "long_factor": file.read(LONG_FACTORS).tolist(),
+            "attention_factor": file.get("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": original_length,
         }
     if scaling == "none":
         return parameters | {"rope_type": "default"}
@@ -310,15 +364,15 @@ def _at(*ends: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Transform
     return apply
 
 
-_CONVOLUTIONS = _at("recurrence.conv.weight", change=lambda taps: taps[:, None])
+CONVOLUTIONS = _at("recurrence.conv.weight", change=lambda taps: taps[:, None])
 """From [C, k] to [C, 1, k]."""
-_LOG_RATES = _at("recurrence.A_log", change=lambda rates: (-rates).log())
+LOG_RATES = _at("recurrence.A_log", change=lambda rates: (-rates).log())
 """From -exp(A_log) to A_log."""
-_VECTORS = _at(
+VECTORS = _at(
     "recurrence.A_log", "recurrence.D", "recurrence.norm.weight", change=torch.Tensor.flatten
 )
 """From matrices."""
-_SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshape(1, -1))
+SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshape(1, -1))
 """From [E] to [1, E]."""
 
 
@@ -328,70 +382,23 @@ def _expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
     return [split_experts(next(moe for moe in own if moe), spec.hidden_size)]
 
 
-def _delta_net_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+def without_predictors(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    """Leave out the tensors of predictors of further tokens that no layer has."""
     num_further = file.get("nextn_predict_layers", 0)
-    further = tuple(f"blk.{spec.num_layers + i}." for i in range(num_further))
-    return [drop(prefixes=further), _LOG_RATES, _CONVOLUTIONS, _SHARED_GATES]
+    return [drop(prefixes=tuple(f"blk.{spec.num_layers + i}." for i in range(num_further)))]
+
+
+def _delta_net_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    return [*without_predictors(file, spec), LOG_RATES, CONVOLUTIONS, SHARED_GATES]
 
 
 def _qwen3_5_changes(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
     nets = (layer.recurrence for layer in spec.layers)
     net = next(net for net in nets if isinstance(net, DeltaNetSpec))
-    return [*_delta_net_changes(file, spec), _with_grouped_heads(net)]
+    return [*_delta_net_changes(file, spec), with_grouped_heads(net)]
 
 
-def _with_grouped_heads(net: DeltaNetSpec) -> Transform:
-    """Reorder the heads of values: llama.cpp puts those of a key head apart, not together.
-
-    The file has the first value head of each key head, then the second of each, and so on.
-    """
-    shared = net.num_heads // net.num_key_heads
-
-    def rows(values: torch.Tensor) -> torch.Tensor:
-        heads = values.reshape(shared, net.num_key_heads, -1, *values.shape[1:])
-        return heads.transpose(0, 1).reshape(values.shape)
-
-    def rows_of_values(values: torch.Tensor) -> torch.Tensor:
-        first = 2 * net.key_size
-        return torch.cat((values[:first], rows(values[first:])))
-
-    def columns(values: torch.Tensor) -> torch.Tensor:
-        heads = values.reshape(len(values), shared, net.num_key_heads, -1)
-        return heads.transpose(1, 2).reshape(values.shape)
-
-    by_head, by_value = (rows, 0, net.num_heads), (rows, 0, net.value_size)
-    after_keys = rows_of_values, 0, net.num_channels
-    # Key a tensor, value its change, and its dimension that must have a size.
-    changes = {
-        "in_proj_qkv.weight": after_keys,
-        "conv.weight": after_keys,
-        "in_proj_z.weight": by_value,
-        "in_proj_b.weight": by_head,
-        "in_proj_a.weight": by_head,
-        "A_log": by_head,
-        "dt_bias": by_head,
-        "out_proj.weight": (columns, 1, net.value_size),
-    }
-
-    def apply(name: str, weight: Weight) -> list[Named]:
-        part = name.partition(".recurrence.")[2]
-        if part not in changes:
-            return [(name, weight)]
-        change, dimension, size = changes[part]
-        if weight.shape[dimension : dimension + 1] != (size,):
-            raise UnsupportedModelError(f"{name} has shape {tuple(weight.shape)}")
-        if isinstance(weight, QuantizedWeight) and change is columns:
-            weight = weight.in_columns(net.value_dim)
-        if isinstance(weight, QuantizedWeight) and (
-            change is not columns or net.value_dim % weight.group == 0
-        ):
-            return [(name, weight.map(change))]
-        return [(name, change(plain(weight)))]
-
-    return apply
-
-
-_EXPERTS = {
+EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b.bias": "mlp.gate.selection_bias",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
@@ -407,7 +414,7 @@ _GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks.weight": "self_attn.sinks",
 }
-_MAMBA2 = {
+MAMBA2_NAMES = {
     "ssm_in": "recurrence.in_proj",
     "ssm_conv1d": "recurrence.conv",
     "ssm_a": "recurrence.A_log",
@@ -436,25 +443,28 @@ _DELTA_NET = {
 }
 
 ARCHITECTURES = {
-    "llama": GGUFArchitecture(_llama_config, _EXPERTS),
+    "llama": GGUFArchitecture(_llama_config, EXPERT_NAMES, has_paired_rows=True),
     "qwen2": GGUFArchitecture(_qwen2_config),
     "qwen3": GGUFArchitecture(_qwen3_config),
-    "qwen3moe": GGUFArchitecture(_qwen3_moe_config, _EXPERTS),
-    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | _EXPERTS, _expert_splits),
+    "qwen3moe": GGUFArchitecture(_qwen3_moe_config, EXPERT_NAMES),
+    "phi3": GGUFArchitecture(_phi3_config, {"ffn_up": "mlp.gate_up_proj"}),
+    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | EXPERT_NAMES, _expert_splits),
     "granitehybrid": GGUFArchitecture(
         _granite_hybrid_config,
-        _MAMBA2 | _EXPERTS,
-        lambda *_: [_LOG_RATES, _VECTORS, _CONVOLUTIONS],
+        MAMBA2_NAMES | EXPERT_NAMES,
+        lambda *_: [LOG_RATES, VECTORS, CONVOLUTIONS],
     ),
-    "lfm2": GGUFArchitecture(_lfm2_config, _LFM2, lambda *_: [_CONVOLUTIONS]),
+    "lfm2": GGUFArchitecture(_lfm2_config, _LFM2, lambda *_: [CONVOLUTIONS]),
     "lfm2moe": GGUFArchitecture(
         _lfm2_moe_config,
-        _LFM2 | _EXPERTS,
-        lambda *_: [_CONVOLUTIONS],
+        _LFM2 | EXPERT_NAMES,
+        lambda *_: [CONVOLUTIONS],
         implied={"expert_gating_func": (_SIGMOID,)},
     ),
     "qwen35": GGUFArchitecture(_qwen3_5_config, _DELTA_NET, _qwen3_5_changes),
-    "qwen35moe": GGUFArchitecture(_qwen3_5_moe_config, _DELTA_NET | _EXPERTS, _qwen3_5_changes),
-    "qwen3next": GGUFArchitecture(_qwen3_next_config, _DELTA_NET | _EXPERTS, _delta_net_changes),
+    "qwen35moe": GGUFArchitecture(_qwen3_5_moe_config, _DELTA_NET | EXPERT_NAMES, _qwen3_5_changes),
+    "qwen3next": GGUFArchitecture(
+        _qwen3_next_config, _DELTA_NET | EXPERT_NAMES, _delta_net_changes
+    ),
 }
 """Key `general.architecture`."""

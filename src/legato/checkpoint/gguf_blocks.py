@@ -122,6 +122,20 @@ def _split_iq4_xs(raw: np.ndarray) -> GgufBlocks:
     )
 
 
+def _split_tq2_0(raw: np.ndarray) -> GgufBlocks:
+    return GgufBlocks(_shifted(raw[:, :64], (0, 2, 4, 6), 3), _halves(raw, 64), None, 4, 1)
+
+
+def _split_q1_0(raw: np.ndarray) -> GgufBlocks:
+    """One group of 128: their scale, and a bit each, whose weights are the scale or its negative.
+
+    Format: PrismML's; the `gguf` package has its sizes alone.
+    """
+    codes = np.unpackbits(raw[:, 2:], axis=1, bitorder="little")
+    scales = _halves(raw, 0)
+    return GgufBlocks(codes, 2 * scales, -scales, 4)
+
+
 _SPLITTERS: dict[Kind, Callable[[np.ndarray], GgufBlocks]] = {
     Kind.Q8_0: _split_q8_0,
     Kind.Q4_0: _split_q4_0,
@@ -136,6 +150,8 @@ _SPLITTERS: dict[Kind, Callable[[np.ndarray], GgufBlocks]] = {
     Kind.Q5_K: _split_q5_k,
     Kind.Q6_K: _split_q6_k,
     Kind.IQ4_XS: _split_iq4_xs,
+    Kind.TQ2_0: _split_tq2_0,
+    Kind.Q1_0: _split_q1_0,
 }
 
 

@@ -18,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
 from legato.checkpoint.gguf_blocks import GgufBlocks, split_blocks
+from legato.checkpoint.source import gguf_parts
 from legato.core.errors import UnsupportedModelError
 
 _MAGIC = b"GGUF"
@@ -29,6 +30,7 @@ _MAX_TENSORS = 2**17
 _MAX_ITEMS = 2**23  # of all arrays
 _MAX_DIMENSIONS = 4
 _ROWS_A_TIME = 256
+_COUNT = "split.count"
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -50,11 +52,13 @@ class GGUFTensor(msgspec.Struct, frozen=True):
     Attributes:
         shape: slowest dimension first, as in torch; the file has the reverse order.
         offset: bytes from the start of the file.
+        part: index of the file, if a model is split.
     """
 
     shape: tuple[int, ...]
     type: GGMLQuantizationType
     offset: int
+    part: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -63,40 +67,79 @@ class GGUFTensor(msgspec.Struct, frozen=True):
 
 
 class GGUFFile:
-    """A memory-mapped GGUF file.
+    """A memory-mapped GGUF file, with all parts of a model that is split.
 
     Attributes:
-        metadata: key the metadata key, value a number, string, bool or list of these.
+        path: of the first part.
+        metadata: key the metadata key, value a number, string, bool or list of these; of the first
+            part, since others have none of the model.
         tensors: key the tensor's name in the file, value its place.
         read_keys: metadata keys that `get` and `needed` were asked for.
 
     Raises:
         UnsupportedModelError: not a little-endian GGUF file of version 2 or 3, a tensor that
-            extends beyond the file, or two that overlap. Reading takes memory of at most a multiple
-            of the file's size, even with a false header.
+            extends beyond the file, two that overlap, or a part that is missing or of another
+            model. Reading takes memory of at most a multiple of the files' size, even with a false
+            header.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._parts: list[mmap.mmap] = []
+        self.read_keys: set[str] = set()
+        self.metadata, self.tensors = self._opened(path)
+        count = self.metadata.get(_COUNT, 0)
+        paths = gguf_parts(path)
+        if max(count, 1) != len(paths):
+            raise UnsupportedModelError(
+                f"{path}: {_COUNT} is {count}, but by its name it is one of {len(paths)}; the "
+                "parts of a model need the names that llama.cpp gave them"
+            )
+        for own in paths[1:]:
+            self._add(own)
+        expected = self.metadata.get("split.tensors.count", len(self.tensors))
+        if count > 1 and expected != len(self.tensors):
+            raise UnsupportedModelError(
+                f"{path}: its parts have {len(self.tensors)} tensors instead of {expected}"
+            )
+
+    def _add(self, path: Path) -> None:
+        """Open a further part."""
+        index = len(self._parts)
+        if not path.is_file():
+            raise UnsupportedModelError(f"{self.path} lacks its part {path.name}")
+        metadata, tensors = self._opened(path)
+        found = metadata.get("split.no"), metadata.get(_COUNT)
+        if found != (index, self.metadata[_COUNT]):
+            raise UnsupportedModelError(
+                f"{path}: split.no and {_COUNT} are {found} instead of "
+                f"{(index, self.metadata[_COUNT])}"
+            )
+        if twice := sorted(tensors.keys() & self.tensors.keys()):
+            raise UnsupportedModelError(f"{path}: {twice[0]} is in another part, too")
+        self.tensors |= tensors
+
+    def _opened(self, path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+        """Map a file and check its header."""
         with path.open("rb") as file:
             try:
                 # Private pages, since torch would warn about read-only ones.
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             except ValueError as error:
                 raise UnsupportedModelError(f"{path} is empty") from error
-        self.read_keys: set[str] = set()
-        header = _Header(self._data)
         try:
-            self.metadata, self.tensors = header.read()
+            metadata, tensors = _Header(data, len(self._parts)).read()
         except (struct.error, ValueError, KeyError) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
-        for name, tensor in self.tensors.items():
-            if tensor.offset + tensor.num_bytes > len(self._data):
+        self._parts.append(data)
+        for name, tensor in tensors.items():
+            if tensor.offset + tensor.num_bytes > len(data):
                 raise UnsupportedModelError(f"{path} is cut short: {name} lies past its end")
-        in_order = sorted(self.tensors.items(), key=lambda item: item[1].offset)
+        in_order = sorted(tensors.items(), key=lambda item: item[1].offset)
         for (name, tensor), (following, other) in pairwise(in_order):
             if tensor.offset + tensor.num_bytes > other.offset:
                 raise UnsupportedModelError(f"{path}: the tensors {name} and {following} overlap")
+        return metadata, tensors
 
     @property
     def architecture(self) -> str:
@@ -148,20 +191,21 @@ class GGUFFile:
 
         Pages that are locked stay in memory.
         """
-        with suppress(OSError):
-            self._data.madvise(mmap.MADV_DONTNEED)
+        for data in self._parts:
+            with suppress(OSError):
+                data.madvise(mmap.MADV_DONTNEED)
 
     def read_bytes(self, name: str) -> np.ndarray:
         """Return a tensor's bytes in the file, which the result maps."""
         tensor = self.tensors[name]
-        return np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
+        return np.frombuffer(self._parts[tensor.part], np.uint8, tensor.num_bytes, tensor.offset)
 
 
 class _Header:
     """A read position in the header."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    def __init__(self, data: mmap.mmap, part: int) -> None:
+        self._data, self._part = data, part
         self._position = 0
         self._num_items = 0  # in all arrays read so far
 
@@ -245,4 +289,6 @@ class _Header:
         tensor_type = GGMLQuantizationType(self._scalar("I"))
         if 0 in dimensions or (dimensions or [1])[0] % GGML_QUANT_SIZES[tensor_type][0]:
             raise ValueError(f"tensor {name!r} of type {tensor_type.name} has shape {dimensions}")
-        return name, GGUFTensor(tuple(reversed(dimensions)), tensor_type, self._scalar("Q"))
+        return name, GGUFTensor(
+            tuple(reversed(dimensions)), tensor_type, self._scalar("Q"), self._part
+        )

@@ -21,6 +21,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     ),
     "it is about how the model was trained": "rope.scaling.finetuned",
     "a token of text has one position": "rope.dimension_sections",
+    "images do not run": "n_deepstack_layers",
 }
 """Key the reason, value the keys of the model as words; any value is without effect."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {

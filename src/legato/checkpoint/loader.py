@@ -64,7 +64,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     if config.load_format == "dummy":
         return open_dummy_checkpoint(config, source)
     if source.is_gguf:
-        return open_gguf_checkpoint(source.path)
+        return open_gguf_checkpoint(source.path, config.max_model_len)
     if config.quantization == "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, which {config.model} is not")
     contents = read_config(source.path)

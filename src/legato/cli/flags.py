@@ -100,7 +100,7 @@ BRIEF = {
     "--config": "read flags from a YAML file",
     "--dry-run": "say what would happen here, and how fast; then end",
     "--device": "auto, cpu or cuda",
-    "--kernels": "auto, amx, avx512, avx2 or torch",
+    "--kernels": "auto, amx, avx512, avx2, plain or torch",
     "--max-tokens": "most tokens to generate",
     "--temperature": "0 is greedy",
     "--seed": "makes the result reproducible",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from legato.cli.command_parser import CommandParser
 from legato.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from legato.core.memory_limits import check_address_space, describe_shortage, is_shortage
-from legato.core.version import __version__
+from legato.core.version import __version__, install_command
 
 
 class _Plugin(NamedTuple):
@@ -48,7 +48,7 @@ LLM serving whose streams never stall.
   legato chat --url http://127.0.0.1:8000   a chat with it in the terminal
   legato models ./model.gguf                how a model would run here, and how fast"""
 _ENTRY_POINTS = "legato.commands"
-_KERNELS = ("amx", "avx512", "avx2")
+_KERNELS = ("amx", "avx512", "avx2", "plain")
 _FAILURE = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -138,7 +138,7 @@ def _module(command: str) -> ModuleType:
         return import_module(f"legato.cli.{command}")
     from importlib.metadata import entry_points  # slow, and serving does without
 
-    remedy = f"pip install 'legato-llm[{plugin.extra}]'"
+    remedy = install_command(plugin.extra)
     found = [*entry_points(group=_ENTRY_POINTS, name=command)]
     if not found:
         raise ConfigError(f"{command} is not installed: {remedy}")

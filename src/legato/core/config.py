@@ -24,7 +24,7 @@ from legato.core.tenant import TenantName
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
-Kernels = Literal["auto", "amx", "avx512", "avx2", "torch"]
+Kernels = Literal["auto", "amx", "avx512", "avx2", "plain", "torch"]
 Quantization = Literal["none", "int8", "int4", "w8a8", "w4a8", "fp8", "gguf"]
 LoadFormat = Literal["auto", "dummy"]
 ModelImpl = Literal["auto", "legato", "transformers"]
@@ -134,7 +134,8 @@ class ModelConfig(Config, frozen=True, kw_only=True):
         Kernels,
         Flag(
             "what computes the layers: Legato's own kernels for a set of instructions, which want "
-            "bfloat16, or PyTorch's",
+            "bfloat16, or PyTorch's; plain ones are for processors that are not x86-64, and only "
+            "on request",
             default="the fastest that can run",
         ),
     ] = "auto"

@@ -1,4 +1,4 @@
-"""The native kernels of one set of instructions, on x86-64 CPUs.
+"""The native kernels of one set of instructions of a CPU.
 
 The arithmetic is in an extension module (source in native/), one for each set of instructions.
 PyTorch computes everything if no extension was built, or none runs on this processor.
@@ -42,7 +42,7 @@ def unbuilt_instructions() -> list[str]:
 def why_no_instructions() -> str:
     """Return why `native_instructions` has none; empty if it has some."""
     if _processor is None:
-        return "no extension was built, for want of a C++ compiler or of an x86-64 processor"
+        return "no extension was built, for want of a C++ compiler"
     if not native_instructions():
         return "the processor has no AVX2, or the compiler knew of no such instructions"
     return ""

@@ -286,7 +286,8 @@ class Admission:
         request.preempt()
         request.num_hit_tokens = self._kv.lookup.num_hit_tokens(request)
         self._queues.preempt(request)
-        self._ends = None
+        if self._ends is not None:
+            self._ends.remove(request)
         if not request.is_best_effort:
             self._promised.remove_decode(request.num_tokens)
         self.preempted.append(request)

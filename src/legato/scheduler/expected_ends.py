@@ -132,7 +132,7 @@ class OutputLengths:
         own.add(request.num_output_tokens)
         self._all.add(request.num_output_tokens)
 
-    def expected(self, requests: Iterable[Request]) -> Counts:
+    def expected(self, requests: Sequence[Request]) -> Counts:
         """Return the tokens until each request's end, at least one, as two forecasts: [R, 2].
 
         The first is for memory, by the optimism. The second is for promises that last until the
@@ -141,14 +141,21 @@ class OutputLengths:
         nothing.
         """
         by_class: dict[_Class, tuple[_Lengths, bool]] = {}
-        expected: list[tuple[int, int]] = []
+        known: list[tuple[int, bool, int]] = []
         for request in requests:
             name = _class_of(request)
             found = by_class.get(name)
             if found is None:
                 found = by_class[name] = self._of(name)
-            expected.append(self._expected(request, *found))
-        return np.array(expected, dtype=np.int64).reshape(-1, 2)
+            lengths, is_own = found
+            num_output = request.num_tokens - request.num_prompt_tokens
+            known.append((lengths.left(num_output), is_own, request.num_final_tokens))
+        left, is_own, final = np.array(known, dtype=np.int64).reshape(-1, 3).T
+        allowed = np.maximum(1, final - [request.num_tokens for request in requests])
+        left = np.minimum(left, allowed)
+        is_believed = (is_own == 0) & (final <= self._most_bounded)
+        memory = left if self._optimism else allowed
+        return np.stack((memory, np.where(is_believed, allowed, left)), axis=1)
 
     def steady_left(self, request: Request) -> int:
         """Return the second forecast of `expected` for one request."""
@@ -190,11 +197,18 @@ class ExpectedEnds:
         self._block_size = block_size
         self._ids: dict[str, int] = {}  # key request id, value its row
         self._rows = self._foresee([])
+        self._asked = "", self._rows  # the last request that was asked for, and its row
         self._add([*running])
 
     def add(self, request: Request) -> None:
         """Add a running request."""
         self._add([request])
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that no longer runs."""
+        gone = self._ids.pop(request.request_id)
+        self._rows = np.delete(self._rows, gone, axis=0)
+        self._ids = {name: row - (row > gone) for name, row in self._ids.items()}
 
     def peak_blocks(self, request: Request, without: Iterable[Request] = ()) -> int:
         """Return the peak growth in blocks if the request runs too.
@@ -223,18 +237,19 @@ class ExpectedEnds:
         self._rows = np.concatenate((self._rows, self._foresee(requests)))
 
     def _with(self, request: Request, without: Iterable[Request]) -> Counts:
+        if self._asked[0] != request.request_id:
+            self._asked = request.request_id, self._foresee([request])
         left_out = [self._ids[one.request_id] for one in without]
         rows = np.delete(self._rows, left_out, axis=0) if left_out else self._rows
-        return np.concatenate((rows, self._foresee([request])))
+        return np.concatenate((rows, self._asked[1]))
 
     def _foresee(self, requests: Sequence[Request]) -> Counts:
         """Return two forecasts of each request's end, its keys, own blocks, and if promised."""
-        present = [
-            (r.num_tokens, num_own_blocks(r, self._block_size), not r.is_best_effort)
-            for r in requests
-        ]
+        present = [(r.num_tokens, r.num_cached_tokens, r.is_best_effort) for r in requests]
+        num_tokens, num_cached, best_effort = np.array(present, dtype=np.int64).reshape(-1, 3).T
+        own_blocks = -(-(num_tokens - num_cached) // self._block_size)
         expected = self._lengths.expected(requests)
-        return np.hstack((expected, np.array(present, dtype=np.int64).reshape(-1, 3)))  # [R, 5]
+        return np.column_stack((expected, num_tokens, own_blocks, 1 - best_effort))  # [R, 5]
 
 
 def longest_steps(contexts: npt.NDArray[Any], left: npt.NDArray[Any], most: int) -> list[StepShape]:

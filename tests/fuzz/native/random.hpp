@@ -2,6 +2,8 @@
 // both ends.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cmath>
 #include <cstdio>
 #include <memory>

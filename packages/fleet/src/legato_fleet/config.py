@@ -13,6 +13,7 @@ from legato.core.config import EngineConfig, engine_parts
 from legato.core.config_fields import Config, Flag
 from legato.core.errors import ConfigError
 from legato.core.ranges import Count, Seconds
+from legato.core.version import install_command
 from legato_fleet.routing.request import Role
 from legato_fleet.routing.scaling import SLOWER_S, SOONER_S
 
@@ -194,7 +195,7 @@ def simulated_program(profile: str) -> tuple[str, ...]:
         ConfigError: the program is not installed.
     """
     if find_spec(_SIMULATED.partition(".")[0]) is None:
-        raise ConfigError("simulate needs the lab: pip install 'legato-llm[lab]'")
+        raise ConfigError(f"simulate needs the lab: {install_command('lab')}")
     return (sys.executable, "-m", _SIMULATED, profile)
 
 

@@ -24,7 +24,10 @@ _SERVER = "server_error"
 _RESTART_S = "5"  # time for another server to start
 _LOADING_S = "2"  # small models load in this time
 _CLOSE = {"Connection": "close"}  # the rest of the body is not read
-_TAG = re.compile("<.*>")  # a union's tag in pydantic's path, no field of the client's
+_TAG = re.compile(r"<.*>|[\w-]+\[.*\]|constrained-\w+")
+"""A union's tag in pydantic's path."""
+_SCALARS = {"bool", "str", "int", "float"}
+"""Tags, too, at the end of a path."""
 _MAX_CHARS = 1000
 """The most characters of an error: it may quote the client's values, but not megabytes of them."""
 _LIKENESS = 0.8
@@ -243,7 +246,7 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
     """
     problem = problems[0]
     cause = problem.get("ctx", {}).get("error")
-    path = [*_without_tags(problem["loc"]), *getattr(cause, "path", ())]
+    path = [*_without_tags(problem), *getattr(cause, "path", ())]
     param = ".".join(map(str, path)) or None
     if isinstance(cause, InvalidRequestError):
         return cause
@@ -259,9 +262,13 @@ def first_problem(problems: Sequence[Any], known: Iterable[str] = ()) -> Invalid
     return InvalidRequestError(f"{param}: {cause or problem['msg']}", param=param)
 
 
-def _without_tags(path: Sequence[str | int]) -> list[str | int]:
-    """Remove pydantic's tags. The last part stays: it may be a client's field named like a tag."""
-    within, last = path[:-1], path[-1:]
+def _without_tags(problem: Any) -> list[str | int]:
+    """Return a problem's path without pydantic's tags, but with a client's field named like one."""
+    path = problem["loc"]
+    is_named = len(path) == 1 or problem["type"] == "extra_forbidden"
+    within, last = (path[:-1], path[-1:]) if is_named else (path, ())
+    if within and within[-1] in _SCALARS:
+        within = within[:-1]
     names = [part for part in within if not _TAG.fullmatch(str(part))]
     return [part for part in (*names, *last) if part != "body"]
 

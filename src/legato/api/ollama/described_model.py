@@ -23,6 +23,7 @@ _NEVER = "2318-12-31T23:59:59Z"
 _SUFFIX = re.compile(r"(For[A-Z]\w*|Model|LMHeadModel)$")
 _GGUF = re.compile(r"I?Q\d|TQ\d|F16|F32|BF16|MXFP4")
 """How GGUF files name a tensor's type."""
+_PENALTY = {"repetition_penalty": "repeat_penalty"}
 _UNITS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
@@ -112,7 +113,7 @@ class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         template: the chat template, with `--enable-tokenizer-info-endpoint`.
-        parameters: the model's defaults for sampling, a line for each.
+        parameters: the model's defaults by Ollama's names, a line for each.
         model_info: key "general.architecture", "general.parameter_count", and below the
             architecture "context_length", the served one, and "embedding_length".
     """
@@ -134,7 +135,8 @@ class LlamaProps(msgspec.Struct, frozen=True, kw_only=True):
     """llama-server's description of itself.
 
     Attributes:
-        default_generation_settings: key "n_ctx", and "params" with the model's defaults.
+        default_generation_settings: key "n_ctx", and "params" with the model's defaults by
+            llama-server's names.
         total_slots: requests that run at a time.
         chat_template: with `--enable-tokenizer-info-endpoint`.
     """
@@ -174,7 +176,7 @@ class DescribedModel(JobMaker):
         info, family = self._info, self._family
         shown = OllamaShown(
             parameters="\n".join(
-                f"{key} {value}" for key, value in self._defaults.sampling.items()
+                f"{name} {value}" for name, value in self._parameters("num_predict").items()
             ),
             template=self._template,
             details=self._details,
@@ -207,7 +209,7 @@ class DescribedModel(JobMaker):
             LlamaProps(
                 default_generation_settings={
                     "n_ctx": info.max_model_len,
-                    "params": {**self._defaults.sampling, "n_predict": -1},
+                    "params": {"n_predict": -1, **self._parameters("n_predict")},
                 },
                 total_slots=info.scheduler.max_num_seqs or 1,
                 model_alias=info.served_model_name,
@@ -218,6 +220,11 @@ class DescribedModel(JobMaker):
                 eos_token=_token_text(special.get("eos_token")),
             )
         )
+
+    def _parameters(self, limit_name: str) -> dict[str, float | int]:
+        """Return what requests begin with. Args: limit_name: of the most tokens to generate."""
+        told = {_PENALTY.get(name, name): value for name, value in self._defaults.sampling.items()}
+        return told if self._default_limit is None else {**told, limit_name: self._default_limit}
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ async def props(context: ContextDep, arrival: ArrivalDep) -> Response:
 
 @router.get("/slots", responses=responses(is_list=True, answer=Slot), dependencies=[ADMINS_ONLY])
 async def slots(context: ContextDep, fail_on_no_slot: bool = False) -> Response:
-    """Return a place for each request that may run at a time.
+    """Return a place for each request that may run at a time. For admins only.
 
     With `fail_on_no_slot`, the status is 503 while all are taken.
     """

@@ -29,6 +29,7 @@ def _within(type_: Any) -> Any:
 Count = Annotated[int, _within(ranges.Count)]
 Seconds = Annotated[float, _within(ranges.Seconds)]
 Speculative = Annotated[int, _within(NumDrafts)] | Literal["auto", "off"]
+NoPromise = Literal["auto", "off"]
 QuantileOfGaps = Annotated[float, _within(Quantile)]
 
 
@@ -47,8 +48,9 @@ class SettingsPatch(BaseModel):
     """Order of prompts."""
     max_wait_s: Seconds | None = None
     """Longest wait of a tenant without running requests, in seconds."""
-    itl_slo_s: Seconds | None = None
-    """Longest time between two tokens, in seconds."""
+    itl_slo_s: Seconds | NoPromise | None = None
+    """Longest time between two tokens, in seconds; `auto` and `off` as of `--itl-slo`. null is
+    `off` on a server started with it, else `auto`."""
     itl_slo_quantile: QuantileOfGaps | None = None
     """Share of a request's tokens that `itl_slo_s` covers."""
     tpot_slo_s: Seconds | None = None
@@ -58,13 +60,19 @@ class SettingsPatch(BaseModel):
     speculative: Speculative | None = None
     """Tokens drafted ahead of a stream; `auto` chooses."""
 
-    def apply(self, config: SchedulerConfig) -> SchedulerConfig:
-        """Raises `ConfigError` if the settings contradict each other."""
+    def apply(self, config: SchedulerConfig, started: SchedulerConfig) -> SchedulerConfig:
+        """Return changed settings; raises `ConfigError` if they contradict each other.
+
+        Args:
+            started: the settings that the server was started with.
+        """
         defaults = SchedulerConfig()
         changes: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set}
         if "itl_slo_s" in changes:
-            changes["bounds_gaps"] = self.itl_slo_s is None
-            if self.itl_slo_s is None:
+            asked = self.itl_slo_s or ("off" if _without_promise(started) == "off" else "auto")
+            changes["bounds_gaps"] = asked == "auto"
+            if isinstance(asked, str):
+                changes["itl_slo_s"] = None
                 changes.setdefault("itl_slo_quantile", None)  # meaningless without its SLO
         return msgspec.structs.replace(
             config,
@@ -75,6 +83,13 @@ class SettingsPatch(BaseModel):
         )
 
 
+def _without_promise(config: SchedulerConfig) -> NoPromise | None:
+    """Return how gaps are bounded without an ITL SLO; None with one."""
+    if config.itl_slo_s is not None:
+        return None
+    return "auto" if config.bounds_gaps else "off"
+
+
 class SettingValues(msgspec.Struct, frozen=True, kw_only=True):
     """Fields as in `SchedulerConfig`."""
 
@@ -83,7 +98,7 @@ class SettingValues(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     prefill_order: PrefillOrder
     max_wait_s: float
-    itl_slo_s: float | None
+    itl_slo_s: float | NoPromise | None
     itl_slo_quantile: float
     tpot_slo_s: float | None
     ttft_slo_s: float | None
@@ -98,8 +113,8 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect.
 
     Attributes:
-        asked: as set, at the start or since; null is "auto".
-        resolved: the same, with every "auto" replaced.
+        asked: as set, at the start or since; null is "auto". `itl_slo_s` is never null.
+        resolved: the same, with every "auto" replaced. `itl_slo_s` is null without a promise.
         most_batched_tokens: the largest `max_num_batched_tokens` that may be set.
     """
 
@@ -111,8 +126,10 @@ class SettingsAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def describe(engine: Engine) -> SettingsAnswer:
     """Return the engine's current settings."""
     settings = engine.settings
+    asked = SettingValues.of(settings.asked)
+    itl_slo_s = asked.itl_slo_s or _without_promise(settings.asked)
     return SettingsAnswer(
-        asked=SettingValues.of(settings.asked),
+        asked=msgspec.structs.replace(asked, itl_slo_s=itl_slo_s),
         resolved=SettingValues.of(settings.resolved),
         most_batched_tokens=settings.most_batched_tokens,
     )
@@ -128,7 +145,8 @@ async def get_settings(context: ContextDep) -> Response:
 async def change_settings(body: SettingsPatch, context: ContextDep) -> Response:
     """Change them while requests run. For admins only."""
     try:
-        context.engine.reconfigure(body.apply(context.engine.settings.asked))
+        settings = context.engine.settings
+        context.engine.reconfigure(body.apply(settings.asked, settings.started))
     except ConfigError as error:
         raise InvalidRequestError(str(error)) from error
     return json_response(describe(context.engine))

@@ -10,7 +10,13 @@ from pydantic import Field, model_validator
 from legato.api.bodies.as_chat import ChatBody, left_out
 from legato.api.bodies.body_model import AtMost, BodyParser, Name, OrText, RequestModel, only
 from legato.api.bodies.generation_options import GenerationOptions, NumLogprobs
-from legato.api.bodies.hints import CacheRetention, Metadata, ServiceTier, Verbosity
+from legato.api.bodies.hints import (
+    CacheRetention,
+    Metadata,
+    OtherServersHints,
+    ServiceTier,
+    Verbosity,
+)
 from legato.api.job import End, Job, NeedsStored, Part, answered
 from legato.api.limits import (
     MAX_MESSAGES,
@@ -131,7 +137,7 @@ class InputTokenCount(msgspec.Struct, frozen=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-class ResponsesRequest(GenerationOptions):
+class ResponsesRequest(OtherServersHints, GenerationOptions):
     """A turn of a conversation; the server may have stored the earlier turns."""
 
     input: Annotated[
@@ -248,6 +254,7 @@ class ResponsesRequest(GenerationOptions):
                 "service_tier": self.service_tier,
                 "prompt_cache_retention": self.prompt_cache_retention,
                 "verbosity": self.text and self.text.verbosity,
+                **self.model_dump(include=set(OtherServersHints.model_fields)),
                 **self._tool_fields(offered),
             },
             places=[place for place, _ in messages],

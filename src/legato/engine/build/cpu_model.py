@@ -83,7 +83,9 @@ def native_kernels(blueprint: Blueprint, *, num_threads: int | None = None) -> N
                 names = ", ".join(unbuilt)
                 logger.warning("no %s kernels were built: the compiler did not know how", names)
             return NativeKernels(num_threads or torch.get_num_threads(), choice.instructions)
-        reason = "they compute wrong numbers on this machine"
+        reason = "those for this processor run on request alone: --kernels plain"
+        if choice.rejected:
+            reason = "they compute wrong numbers on this machine"
     if asked != "auto":
         raise ConfigError(f"the {asked} kernels cannot run here: {reason}")
     logger.info("PyTorch computes the layers, more slowly than native kernels: %s", reason)

@@ -17,13 +17,14 @@ class RunningSettings:
         info: of the engine as it was started.
 
     Attributes:
+        started: the settings that the engine was started with, before "auto" was resolved.
         asked: the settings in effect, before "auto" is resolved.
         resolved: the same, with every "auto" replaced.
         most_batched_tokens: the largest token budget that a change may set.
     """
 
     def __init__(self, asked: SchedulerConfig, info: EngineInfo) -> None:
-        self.asked = asked
+        self.started = self.asked = asked
         self.resolved = asked.resolve(info.max_model_len, info.device)
         self.most_batched_tokens = info.scheduler.most_batched_tokens(
             info.max_model_len, info.device, has_windows=bool(info.cache.windows)

@@ -7,67 +7,19 @@ unlike their tokenizer.json.
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 from gguf.constants import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import MAX_SIZE
+from legato.language.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 _Metadata = dict[str, Any]
 
-_WORD_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_MARKED_WORD_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN_SPLIT = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
+_BPE_MODELS = {"gpt2": None, "gemma4": "gemma4"}
+"""Key `tokenizer.ggml.model`, value the pre-tokenizer that it implies."""
 _MAX_TOKEN_CHARS = 1024
 """The time to build a tokenizer grows with the square of this."""
-
-
-class _ByteLevelKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one value of `tokenizer.ggml.pre`.
-
-    Attributes:
-        split: pattern of the pieces within which merges stay; None for GPT-2's own.
-        individual_digits: split numbers into digits first.
-        ignore_merges: take a piece that is a token whole, even if the merges would not.
-        nfc: normalize the text to NFC.
-        add_bos: default for files without this setting.
-    """
-
-    split: str | None = None
-    individual_digits: bool = False
-    ignore_merges: bool = False
-    nfc: bool = False
-    add_bos: bool = False
-
-
-_LLAMA3 = _ByteLevelKind(split=_WORD_SPLIT % 3, ignore_merges=True, add_bos=True)
-_QWEN2 = _ByteLevelKind(split=_WORD_SPLIT % 1, nfc=True)
-_BYTE_LEVEL_KINDS = {
-    "gpt-2": _ByteLevelKind(),
-    "smollm": _ByteLevelKind(individual_digits=True),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "lfm2": _LLAMA3,
-    "dbrx": _ByteLevelKind(split=_WORD_SPLIT % 3),
-    "qwen2": _QWEN2,
-    "qwen35": _ByteLevelKind(split=_MARKED_WORD_SPLIT, nfc=True),
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _ByteLevelKind(split=_TEKKEN_SPLIT, ignore_merges=True, add_bos=True),
-}
 
 
 def build_gguf_tokenizer(metadata: _Metadata) -> tuple[Tokenizer, dict[str, Any]]:
@@ -83,14 +35,18 @@ def build_gguf_tokenizer(metadata: _Metadata) -> tuple[Tokenizer, dict[str, Any]
     """
     _check_tokens(metadata.get("tokenizer.ggml.tokens", []))
     model = metadata.get("tokenizer.ggml.model")
-    if model == "gpt2":
-        kind = _byte_level_kind(metadata)
-        tokenizer, add_bos = _byte_level_tokenizer(metadata, kind), kind.add_bos
+    if model in _BPE_MODELS:
+        kind = _pre_tokenizer(_BPE_MODELS[model] or metadata.get("tokenizer.ggml.pre"))
+        make = _byte_level_tokenizer if kind.is_byte_level else _character_tokenizer
+        tokenizer, add_bos = make(metadata, kind), kind.add_bos
+        if kind.needs_bos:
+            metadata = {**metadata, "tokenizer.ggml.add_bos_token": True}
     elif model == "llama":
         tokenizer, add_bos = _sentencepiece_tokenizer(metadata), True
     else:
         raise UnsupportedModelError(
-            f"unsupported GGUF tokenizer {model!r}; Legato knows 'gpt2' and 'llama'"
+            f"unsupported GGUF tokenizer {model!r}; Legato knows "
+            f"{', '.join(map(repr, _BPE_MODELS))} and 'llama'"
         )
     for token_type, special in ((TokenType.CONTROL, True), (TokenType.USER_DEFINED, False)):
         tokenizer.add_tokens(
@@ -102,26 +58,24 @@ def build_gguf_tokenizer(metadata: _Metadata) -> tuple[Tokenizer, dict[str, Any]
     return tokenizer, _wrapper_options(metadata, add_bos)
 
 
-def _byte_level_kind(metadata: _Metadata) -> _ByteLevelKind:
-    name = metadata.get("tokenizer.ggml.pre")
-    if name not in _BYTE_LEVEL_KINDS:
+def _pre_tokenizer(name: object) -> PreTokenizer:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
-            f"unsupported GGUF pre-tokenizer {name!r}; Legato knows {', '.join(_BYTE_LEVEL_KINDS)}"
+            f"unsupported GGUF pre-tokenizer {name!r}; Legato knows {', '.join(PRE_TOKENIZERS)}"
         )
-    return _BYTE_LEVEL_KINDS[name]
+    return PRE_TOKENIZERS[name]
 
 
-def _byte_level_tokenizer(metadata: _Metadata, kind: _ByteLevelKind) -> Tokenizer:
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+def _byte_level_tokenizer(metadata: _Metadata, kind: PreTokenizer) -> Tokenizer:
     tokenizer = Tokenizer(
-        models.BPE(vocab=_vocab(metadata), merges=merges, ignore_merges=kind.ignore_merges)
+        models.BPE(
+            vocab=_vocab(metadata), merges=_merges(metadata), ignore_merges=kind.ignore_merges
+        )
     )
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if kind.individual_digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if kind.split is not None:
-        steps.append(pre_tokenizers.Split(Regex(kind.split), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind.split is None))
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in kind.splits
+    ]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind.ends_as_gpt2))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if kind.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -129,18 +83,34 @@ def _byte_level_tokenizer(metadata: _Metadata, kind: _ByteLevelKind) -> Tokenize
     return tokenizer
 
 
+def _character_tokenizer(metadata: _Metadata, _: PreTokenizer) -> Tokenizer:
+    return _spaced_tokenizer(metadata, _merges(metadata), add_prefix=False)
+
+
 def _sentencepiece_tokenizer(metadata: _Metadata) -> Tokenizer:
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    return _spaced_tokenizer(metadata, _merges_from_scores(metadata), add_prefix=True)
+
+
+def _spaced_tokenizer(
+    metadata: _Metadata, merges: list[tuple[str, str]], *, add_prefix: bool
+) -> Tokenizer:
+    """Build a tokenizer of characters, with U+2581 for a space.
+
+    Args:
+        add_prefix: whether a text begins with a space, in files that do not say.
+    """
+    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    tokens = metadata["tokenizer.ggml.tokens"]
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocab(metadata),
-            merges=_merges_from_scores(metadata),
-            unk_token=metadata["tokenizer.ggml.tokens"][unknown],
+            merges=merges,
+            unk_token=tokens[0 if unknown is None else unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    add_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    add_prefix = metadata.get("tokenizer.ggml.add_space_prefix", add_prefix)
     spaces = normalizers.Replace(" ", "▁")
     decode_steps: list[decoders.Decoder] = [
         decoders.Replace("▁", " "),
@@ -154,6 +124,11 @@ def _sentencepiece_tokenizer(metadata: _Metadata) -> Tokenizer:
         tokenizer.normalizer = spaces
     tokenizer.decoder = decoders.Sequence(decode_steps)
     return tokenizer
+
+
+def _merges(metadata: _Metadata) -> list[tuple[str, str]]:
+    halves = (merge.partition(" ") for merge in metadata["tokenizer.ggml.merges"])
+    return [(first, second) for first, _, second in halves]
 
 
 def _merges_from_scores(metadata: _Metadata) -> list[tuple[str, str]]:

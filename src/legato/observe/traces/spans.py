@@ -25,7 +25,7 @@ from legato.core.step_record import (
     RequestEnded,
     StepRecord,
 )
-from legato.core.version import __version__
+from legato.core.version import __version__, install_command
 from legato.observe.traces.feed import RecordFeed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_spans_can_be_made() -> None:
         except ModuleNotFoundError:
             is_missing = True
         if is_missing:
-            raise ConfigError("OpenTelemetry missing: pip install 'legato-llm[otel]'")
+            raise ConfigError(f"OpenTelemetry missing: {install_command('otel')}")
 
 
 class Progress:

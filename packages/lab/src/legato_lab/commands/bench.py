@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from legato.cli.values import count
 from legato.core.errors import ConfigError
+from legato.core.version import install_command
 from legato_lab.commands.bench_compare import add_compare_parser
 from legato_lab.commands.bench_flags import (
     add_output_flags,
@@ -56,7 +57,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a benchmark; returns the exit status."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("matplotlib missing: pip install 'legato-llm[bench]'")
+        raise ConfigError(f"matplotlib missing: {install_command('bench')}")
     from legato_lab.simulation.record import RequestError
 
     try:

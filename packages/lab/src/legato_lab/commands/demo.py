@@ -10,6 +10,7 @@ from legato.cli.flags import add_flags, add_machine_flags, engine_config
 from legato.cli.values import count, duration_s
 from legato.core.config import CalibrationConfig
 from legato.core.errors import ConfigError
+from legato.core.version import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,7 +118,7 @@ def _play(args: argparse.Namespace, console: "Console") -> None:
     if args.terminal_svg is not None:
         write_svg(view, args.terminal_svg)
     if importlib.util.find_spec("matplotlib") is None:
-        console.print("no picture, for want of matplotlib: pip install 'legato-llm[bench]'")
+        console.print(f"no picture, for want of matplotlib: {install_command('bench')}")
         return
     plot(view.runs, args.output, f"{title}\n{stage.name}")
     console.print(f"plotted to {args.output}")

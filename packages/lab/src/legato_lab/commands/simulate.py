@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legato.cli.values import rates
 from legato.core.errors import ConfigError
+from legato.core.version import install_command
 from legato_lab.commands.bench_flags import add_output_flag, add_trial_flags
 from legato_lab.commands.bench_reports import report_settings
 from legato_lab.commands.capacity_settings import FIRST_RATE_PER_S, LEAST_S, search_settings
@@ -63,7 +64,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Simulate every policy, print and write the results; returns the exit status."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("matplotlib missing: pip install 'legato-llm[bench]'")
+        raise ConfigError(f"matplotlib missing: {install_command('bench')}")
     if args.capacity and args.itl_slo_s is None:
         raise ConfigError("--capacity is the largest rate that keeps --itl-slo, but none is set")
     if args.trace and (args.capacity or args.rates):

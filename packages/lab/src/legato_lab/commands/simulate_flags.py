@@ -94,8 +94,9 @@ def told_acceptance(args: argparse.Namespace) -> "Acceptance | None":
 
 def policies(args: argparse.Namespace) -> list[str]:
     """Return the policies to compare, each once."""
-    promises_pace = _common_config(args).promises_pace
-    default = _DEFAULT_POLICIES if promises_pace else _UNPROMISED_POLICIES
+    common = _common_config(args)
+    bounds_steps = common.promises_pace or common.bounds_gaps
+    default = _DEFAULT_POLICIES if bounds_steps else _UNPROMISED_POLICIES
     # Fleets are compared with one policy.
     return list(dict.fromkeys(args.policies or default[: 1 if args.fleets else None]))
 

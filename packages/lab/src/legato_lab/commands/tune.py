@@ -11,6 +11,7 @@ from legato.cli.flags import add_engine_flags, engine_config, given_fields
 from legato.cli.values import count, duration_s, whole
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
+from legato.core.version import install_command
 from legato_lab.commands.bench_flags import add_output_flag, add_prompt_flags
 from legato_lab.commands.bench_reports import report_settings
 from legato_lab.commands.fleet_flags import add_link_flags, link
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Tune, print the result and write it as JSON and as a page; returns the exit status."""
     missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} missing: pip install 'legato-llm[tune]'")
+        raise ConfigError(f"{' and '.join(missing)} missing: {install_command('tune')}")
     from rich.console import Console
 
     from legato_lab.tune.tuning import tune, tuned_context

@@ -1,6 +1,7 @@
 """Policies to compare, in the user's notation: KIND[:TOKENS][:ORDER].
 
-- `slo`: a step takes as long as the ITL and TPOT SLOs allow.
+- `slo`: a step takes as long as the ITL and TPOT SLOs allow, or, under `--itl-slo auto`, as long as
+  streams do not notice.
 - `fixed`: a step holds a fixed number of tokens; running streams go first.
 - `prefill-first`: the same, but running streams wait for every chunk.
 - `whole`: prompts are not cut, and running streams go first; TOKENS are at least the context.
@@ -38,7 +39,7 @@ def parse_policy(text: str, common: SchedulerConfig) -> SchedulerConfig:
     kind, *options = text.split(":")
     if kind not in _POLICIES:
         raise ConfigError(f"no policy {text!r}; policies are: {', '.join(_POLICIES)}")
-    if kind == "slo" and not common.promises_pace:
+    if kind == "slo" and not (common.promises_pace or common.bounds_gaps):
         raise ConfigError("policy slo keeps an ITL or TPOT SLO, but none is set")
     given = {**_POLICIES[kind], **dict(map(_option, options))}
     return msgspec.structs.replace(common if kind == "slo" else _unpaced(common), **given)
@@ -55,8 +56,12 @@ def _option(text: str) -> tuple[str, int | str]:
 
 
 def _unpaced(config: SchedulerConfig) -> SchedulerConfig:
-    """Remove the promises that bound a step; those of the first token stay."""
-    classes = {name: SloClass(ttft_s=slo.ttft_s) for name, slo in config.slo_classes.items()}
+    """Remove the bounds of a step, promised or not; promises of the first token stay."""
     return msgspec.structs.replace(
-        config, itl_slo_s=None, itl_slo_quantile=P99, tpot_slo_s=None, slo_classes=classes
+        config,
+        itl_slo_s=None,
+        itl_slo_quantile=P99,
+        bounds_gaps=False,
+        tpot_slo_s=None,
+        slo_classes={name: SloClass(ttft_s=slo.ttft_s) for name, slo in config.slo_classes.items()},
     )

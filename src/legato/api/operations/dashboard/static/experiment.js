@@ -17,7 +17,7 @@ const PATIENCE = 6; // times the whole prompt's time; a prompt that waits longer
 const CLAUSE = "The parties agree that nothing in this clause shall delay what is due to others, " +
   "and that each of them gives notice of any change in writing within thirty days. ";
 
-const NO_PROMISE = { itl_slo_s: null, tpot_slo_s: null };
+const NO_PROMISE = { itl_slo_s: "off", tpot_slo_s: null };
 
 /**
  * Send a long prompt beside running streams three times, and put the settings back.
@@ -76,7 +76,7 @@ function passesFor(asked, most, promiseS) {
 
 /** Returns the server's promise, or one from the streams' pace, in hundredths of a second. */
 function promiseFor(asked, streams) {
-  if (asked.itl_slo_s !== null) return asked.itl_slo_s;
+  if (typeof asked.itl_slo_s === "number") return asked.itl_slo_s;
   const gaps = gapsOf(streams.tokens).map(({ startS, endS }) => endS - startS);
   return Math.ceil(100 * PROMISED_STEPS * quantile(gaps, 0.5)) / 100;
 }

@@ -42,8 +42,14 @@ export class SettingsForm {
 
   #fill(field) {
     if (field.type === "checkbox") field.checked = this.asked[field.name];
-    else if (DURATIONS.has(field.name)) field.value = asMs(this.asked[field.name]);
+    else if (DURATIONS.has(field.name)) this.#fillDuration(field, this.asked[field.name]);
     else field.value = this.asked[field.name] ?? "";
+  }
+
+  /** Shows a word in place of a duration, as of --itl-slo, as what an empty field stands for. */
+  #fillDuration(field, value) {
+    field.value = typeof value === "number" ? String(+(1000 * value).toFixed(3)) : "";
+    if (typeof value === "string") field.placeholder = value;
   }
 
   async #change(field) {
@@ -113,8 +119,4 @@ function value(field) {
   if (field.validity.badInput) return field.value; // the server refuses it
   if (field.value === "") return null;
   return DURATIONS.has(field.name) ? Number(field.value) / 1000 : Number(field.value);
-}
-
-function asMs(seconds) {
-  return seconds === null ? "" : String(+(1000 * seconds).toFixed(3));
 }
