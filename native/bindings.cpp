@@ -70,7 +70,9 @@ Weight weight_of(const nb::dict &addresses, const std::string &name) {
     const auto number = [&](const char *of) { return static_cast<int>(part(of)); };
     Weight weight{at<bf16>(find(addresses, name))};
     weight.codes = at<uint8_t>(part(".codes"));
-    if (!weight.codes) return weight;
+    weight.blocks = at<uint8_t>(part(".blocks"));
+    weight.type = static_cast<BlockType>(part(".type"));
+    if (!weight.codes && !weight.blocks) return weight;
     weight.scales = at<uint16_t>(part(".scales"));
     weight.minima = at<uint16_t>(part(".minima"));
     weight.table = at<uint8_t>(part(".table"));
@@ -105,7 +107,21 @@ RouterWeights router_of(const nb::dict &addresses) {
             floats("router_bias"), floats("selection_bias"), floats("shared_gate")};
 }
 
-LayerWeights weights_of(const nb::dict &addresses) {
+// Reads a weight of `num_outputs`, or several with names that end in 0, 1, ...
+StackedWeights stack_of(const nb::dict &addresses, const std::string &name, int num_outputs) {
+    StackedWeights stack;
+    const auto outputs = [&](size_t i) {
+        return static_cast<int>(find(addresses, name + std::to_string(i) + ".num_outputs"));
+    };
+    for (size_t i = 0; outputs(i); ++i) {
+        stack.parts.push_back(weight_of(addresses, name + std::to_string(i)));
+        stack.num_outputs.push_back(outputs(i));
+    }
+    if (stack.parts.empty()) stack = {{weight_of(addresses, name)}, {num_outputs}};
+    return stack;
+}
+
+LayerWeights weights_of(const nb::dict &addresses, int qkv_size) {
     const auto floats = [&](const char *name) { return at<float>(find(addresses, name)); };
     const auto bias = [&](const char *name) { return at<bf16>(find(addresses, name)); };
     return {floats("input_norm"),
@@ -116,7 +132,7 @@ LayerWeights weights_of(const nb::dict &addresses) {
             floats("key_norm"),
             floats("input_output_norm"),
             floats("output_scale"),
-            weight_of(addresses, "qkv"),
+            stack_of(addresses, "qkv", qkv_size),
             weight_of(addresses, "output"),
             weight_of(addresses, "gate_up"),
             weight_of(addresses, "down"),
@@ -232,7 +248,7 @@ NB_MODULE(LEGATO_MODULE, m) {
             "__init__",
             [](Layer *self, const nb::dict &numbers, const nb::dict &weights) {
                 const LayerShape shape = shape_of(numbers);
-                const LayerWeights found = weights_of(weights);
+                const LayerWeights found = weights_of(weights, shape.qkv_size());
                 const nb::gil_scoped_release release;  // so that several layers are packed at a time
                 new (self) Layer(shape, found);
             },
@@ -294,6 +310,7 @@ NB_MODULE(LEGATO_MODULE, m) {
                 new (self) PackedMatrix(found, num_outputs, depth);
             },
             "weight"_a, "num_outputs"_a, "depth"_a)
+        .def_prop_ro("num_bytes", &PackedMatrix::num_bytes)
         .def(
             "multiply",
             [](const PackedMatrix &self, ThreadPool &pool, uintptr_t rows, int num_rows,

@@ -89,7 +89,7 @@ Layer::Layer(LayerShape shape, const LayerWeights &w)
       sinks_(copied(w.sinks, shape.num_heads)),
       qkv_bias_(widened(w.qkv_bias, shape.qkv_size())),
       gate_up_bias_(widened(w.gate_up_bias, 2 * shape.intermediate_size)),
-      qkv_(w.qkv, shape.qkv_size(), shape.hidden_size),
+      qkv_(w.qkv.pack(shape.hidden_size)),
       gate_up_(pack_gate_up(w.gate_up, shape.intermediate_size, shape.hidden_size)),
       input_gate_(w.input_gate, shape.input_size, shape.hidden_size),
       attention_output_{PackedMatrix(w.output, shape.hidden_size, shape.query_size()),
@@ -122,8 +122,11 @@ size_t most_bytes(std::initializer_list<const PackedMatrix *> matrices, int num_
 }  // namespace
 
 size_t Layer::attention_bytes(const Rows &rows, int num_threads) const {
-    return std::max(legato::attention_bytes(shape.head_dim),
-                    most_bytes({&qkv_, &attention_output_.matrix}, rows.count, num_threads));
+    size_t most = std::max(legato::attention_bytes(shape.head_dim),
+                           most_bytes({&attention_output_.matrix}, rows.count, num_threads));
+    for (const auto &part : qkv_)
+        most = std::max(most, most_bytes({&part}, rows.count, num_threads));
+    return most;
 }
 
 size_t Layer::mlp_bytes(const Step &step, const Rows &rows, int num_threads) const {

@@ -37,6 +37,21 @@ struct LayerShape {
     int group() const { return num_heads / num_kv_heads; }
 };
 
+// Matrices with the same inputs, one after the other. If there are several, each has a multiple of 32
+// outputs.
+struct StackedWeights {
+    std::vector<Weight> parts;
+    std::vector<int> num_outputs;
+
+    std::vector<PackedMatrix> pack(int depth) const {
+        std::vector<PackedMatrix> packed;
+        packed.reserve(parts.size());
+        for (size_t i = 0; i < parts.size(); ++i)
+            packed.emplace_back(parts[i], num_outputs[i], depth);
+        return packed;
+    }
+};
+
 // Weights of a layer as in a checkpoint; null for weights that the layer does not have.
 struct LayerWeights {
     const float *input_norm, *post_norm;                   // [E], before attention and MLP
@@ -44,7 +59,7 @@ struct LayerWeights {
     const float *query_norm, *key_norm;                    // [D], or [H * D] and [K * D] as a whole
     const float *input_output_norm;                        // [E]
     const float *output_scale;                             // [1], on the rows after the layer
-    Weight qkv;                                            // [qkv_size, E]
+    StackedWeights qkv;                                    // [qkv_size, E]
     Weight output;                                         // [E, H * D]
     Weight gate_up;                                        // [2I, E]
     Weight down;                                           // [E, I]
@@ -205,7 +220,8 @@ private:
     Phase phases_[kPhases];
     std::vector<float> input_norm_, post_norm_, query_norm_, key_norm_, sinks_;
     std::vector<float> qkv_bias_, gate_up_bias_;
-    PackedMatrix qkv_, gate_up_, input_gate_;
+    std::vector<PackedMatrix> qkv_;  // queries, keys and values apart, if their forms differ
+    PackedMatrix gate_up_, input_gate_;
     Output attention_output_, mlp_output_, input_output_;
     const float output_scale_;
     std::unique_ptr<Experts> experts_;

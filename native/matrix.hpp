@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "byte_panels.hpp"
 #include "quantized.hpp"
@@ -31,16 +32,17 @@ inline void multiply_rows(const RowTiles &rows, int row, int count, const bf16 *
 }
 
 // How many times as large a panel is that rows are multiplied with.
-inline int unpacked_factor(const PackedMatrix &matrix, int num_rows) {
-    if (are_multiplied_in_bytes(matrix, num_rows)) return 8 / matrix.bits;
-    return are_rounded(matrix, num_rows) ? 1 : 16 / matrix.bits;
+inline float unpacked_factor(const PackedMatrix &matrix, int num_rows) {
+    if (are_multiplied_in_bytes(matrix, num_rows)) return 8.0f / matrix.bits;
+    return are_rounded(matrix, num_rows) ? 1.0f : 16.0f / matrix.bits;
 }
 
 // Returns the panels that a thread takes at a time: few enough to stay in its cache while all rows are
 // multiplied, and in so many shares that all threads are busy.
 inline int panels_a_share(const PackedMatrix &matrix, int num_rows, int num_threads) {
     const size_t share_bytes = num_rows <= kRowPair ? kSmallShareBytes : kShareBytes;
-    const size_t bytes = unpacked_factor(matrix, num_rows) * matrix.num_bytes();
+    const auto bytes =
+        static_cast<size_t>(unpacked_factor(matrix, num_rows) * matrix.num_bytes());
     const size_t rounds = (bytes - 1) / (num_threads * share_bytes) + 1;
     const int num_shares = static_cast<int>(rounds * num_threads);
     return (matrix.num_panels + num_shares - 1) / num_shares;
@@ -222,6 +224,39 @@ void multiply(const TiledRows &rows, int num_rows, const PackedMatrix &matrix, c
                                   worker.memory, finish);
         if (!products) products.emplace(rows, 0, num_rows, matrix, worker.memory);
         products->multiply(first, end, finish);
+    });
+}
+
+// The same with quantized matrices side by side, whose rows of outputs follow each other. None of them is
+// multiplied in bytes.
+template <typename Finish>
+void multiply(const TiledRows &rows, int num_rows, const std::vector<PackedMatrix> &matrices,
+              const Worker &worker, Phase &phase, Finish finish) {
+    if (matrices.size() == 1)
+        return multiply(rows, num_rows, matrices.front(), worker, phase, finish);
+    const auto shares_of = [&](const PackedMatrix &matrix) {
+        const int panels = panels_a_share(matrix, num_rows, worker.num_threads);
+        return (matrix.num_panels + panels - 1) / panels;
+    };
+    int num_shares = 0;
+    for (const auto &matrix : matrices) num_shares += shares_of(matrix);
+    const TileScope scope;
+    std::optional<QuantizedProducts> products;
+    const PackedMatrix *multiplied = nullptr;  // by `products`
+    phase.run(worker, num_shares, [&](int share) {
+        const PackedMatrix *matrix = matrices.data();
+        int before = 0;  // panels of earlier matrices
+        for (int count; share >= (count = shares_of(*matrix)); ++matrix) {
+            share -= count;
+            before += matrix->num_panels;
+        }
+        if (multiplied != matrix) products.emplace(rows, 0, num_rows, *matrix, worker.memory);
+        multiplied = matrix;
+        const int panels = panels_a_share(*matrix, num_rows, worker.num_threads);
+        products->multiply(share * panels, std::min((share + 1) * panels, matrix->num_panels),
+                           [&](int row, int count, int panel, const float *sums) {
+                               finish(row, count, before + panel, sums);
+                           });
     });
 }
 

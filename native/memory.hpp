@@ -24,7 +24,7 @@ constexpr size_t kLargePageBytes = 2 << 20;
 template <typename T>
 std::unique_ptr<T[], Free> aligned_array(size_t count) {
     const size_t bytes = std::max<size_t>((count * sizeof(T) + 63) / 64 * 64, 64);
-    const bool is_large = bytes >= 2 * kLargePageBytes;
+    const bool is_large = bytes >= kLargePageBytes;
     void *memory;
     if (posix_memalign(&memory, is_large ? kLargePageBytes : 64, bytes)) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE

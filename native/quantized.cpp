@@ -9,16 +9,37 @@ namespace {
 
 constexpr bool are_nibbles(Codes codes) { return codes == Codes::kFour || codes == Codes::kTable; }
 
+constexpr bool have_planes(Codes codes) { return codes == Codes::kFive || codes == Codes::kSix; }
+
+// Bits of a code in a block.
+template <Codes codes>
+constexpr int kCodeBits = are_nibbles(codes)        ? 4
+                          : codes == Codes::kFive ? 5
+                          : codes == Codes::kSix  ? 6
+                                                  : 8;
+
 // Bits of a code as integer products take it.
 template <Codes codes>
-constexpr int kProductBits = codes == Codes::kFour ? 4 : 8;
+constexpr int kProductBits = codes == Codes::kTable ? 8 : kCodeBits<codes>;
+
+inline Ints shifted(Ints x, int left) { return left < 0 ? x >> -left : x << left; }
+
+// Loads the bits of a set's codes above the fourth, in their places.
+template <Codes codes>
+Ints load_upper(const uint8_t *block, int set) {
+    constexpr int bits = kCodeBits<codes> - 4, sets = kSets / bits;
+    const Ints plane = load_ints(block + 64 * (kSets / 2 + set / sets));
+    constexpr int32_t mask = bits == 1 ? 0x10101010 : 0x30303030;
+    return shifted(plane, 4 - bits * (set % sets)) & fill(mask);
+}
 
 // Loads a set of a block's codes, or of the numbers that a table has for them.
 template <Codes codes>
 Ints load_codes(const uint8_t *block, Ints table, int set) {
-    if constexpr (!are_nibbles(codes)) return load_ints(block + 64 * set);
+    if constexpr (kCodeBits<codes> == 8) return load_ints(block + 64 * set);
     const Ints both = load_ints(block + 64 * (set % (kSets / 2)));
     const Ints nibbles = (set < kSets / 2 ? both : both >> 4) & fill(int32_t{0x0f0f0f0f});
+    if constexpr (have_planes(codes)) return nibbles | load_upper<codes>(block, set);
     return codes == Codes::kTable ? look_up(table, nibbles) : nibbles;
 }
 
@@ -26,8 +47,8 @@ Ints load_codes(const uint8_t *block, Ints table, int set) {
 template <Codes codes>
 Floats number(const uint8_t *block, Ints table, int index) {
     const int set = index / 4, shift = index % 4 * 8;
-    if constexpr (codes == Codes::kEight) {
-        return to_floats(load_ints(block + 64 * set) >> shift & fill(int32_t{0xff}));
+    if constexpr (codes == Codes::kEight || have_planes(codes)) {
+        return to_floats(load_codes<codes>(block, table, set) >> shift & fill(int32_t{0xff}));
     } else {
         const int half = kSets / 2;
         const Ints both = load_ints(block + 64 * (set % half)) >> (set / half * 4);
@@ -46,60 +67,122 @@ FloatPairs number_pairs(const uint8_t *block, Ints table, int index) {
     else return {number<codes>(block, table, 2 * index), number<codes>(block, table, 2 * index + 1)};
 }
 
-// Numbers of a step's groups, one or two.
-template <int num_groups>
-struct StepNumbers {
-    StepNumbers(const PackedMatrix &matrix, const uint8_t *from) {
-        for (int i = 0; i < num_groups; ++i) groups[i] = matrix.load_numbers(from, num_groups, i);
-    }
-
-    GroupNumbers groups[num_groups];
+// A kind of packed matrix: groups of 32 values or more are one in a step, groups of 16 are two.
+template <Codes own_codes, Numbers own_form, int groups>
+struct Kind {
+    static constexpr Codes codes = own_codes;
+    static constexpr Numbers form = own_form;
+    static constexpr int num_groups = groups;
 };
 
-template <Codes codes, int num_groups>
+// Numbers that lie together, of `steps_a_group` steps. at(step, group): those of a step's group.
+template <Numbers form, int num_groups>
+class StepNumbers {
+public:
+    StepNumbers(const PackedMatrix &matrix, const uint8_t *from) {
+        for (int i = 0; i < num_groups; ++i) groups_[i] = matrix.load_numbers(from, num_groups, i);
+    }
+    // Not a copy, which GCC 12 would write in parts and read as a whole.
+    const GroupNumbers &at(int, int group) const { return groups_[group]; }
+
+private:
+    GroupNumbers groups_[num_groups];
+};
+
+// As put_numbers() has them: scales of 6 bits and then minima, of which the last four have their upper bits
+// in the first.
+template <>
+class StepNumbers<Numbers::kSixBits, 1> {
+public:
+    StepNumbers(const PackedMatrix &, const uint8_t *from)
+        : scale_(load_halves(from)), minimum_(load_halves(from + 32) * fill(-1.0f)) {
+        const uint8_t *const bytes = from + kSixBitsAt;
+        const Ints first = load_ints(bytes), second = load_ints(bytes + 64);
+        const Ints last = load_ints(bytes + 128);
+        const Ints six = fill(int32_t{0x3f3f3f3f}), four = fill(int32_t{0x0f0f0f0f});
+        const Ints upper = fill(int32_t{0x30303030});
+        store(bytes_, first & six);
+        store(bytes_ + 64, (last & four) | (first >> 2 & upper));
+        store(bytes_ + 128, second & six);
+        store(bytes_ + 192, (last >> 4 & four) | (second >> 2 & upper));
+    }
+    GroupNumbers at(int step, int) const {
+        return {load_bytes(bytes_ + 16 * step) * scale_, load_bytes(bytes_ + 128 + 16 * step) * minimum_};
+    }
+
+private:
+    const Floats scale_, minimum_;
+    alignas(64) int8_t bytes_[256];
+};
+
+template <>
+class StepNumbers<Numbers::kEightBits, 2> {
+public:
+    StepNumbers(const PackedMatrix &matrix, const uint8_t *from)
+        : scale_(load_halves(from)),
+          zero_(fill(-matrix.zero)),
+          bytes_(reinterpret_cast<const int8_t *>(from) + kEightBitsAt) {}
+    GroupNumbers at(int step, int group) const {
+        const Floats scales = load_bytes(bytes_ + 16 * (2 * step + group)) * scale_;
+        return {scales, scales * zero_};
+    }
+
+private:
+    const Floats scale_, zero_;
+    const int8_t *const bytes_;
+};
+
+template <typename Kind>
 void unpack_half(const PackedMatrix &matrix, int panel, int half, bf16 *tiles) {
+    constexpr Codes codes = Kind::codes;
+    constexpr int num_groups = Kind::num_groups;
     const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
     const Ints table = load_ints(matrix.table());
     const Floats factor = fill(matrix.factor);
-    for (int step = 0; step < matrix.num_steps; ++step, block += matrix.block_bytes()) {
-        const uint8_t *const own = from + step / matrix.steps_a_group * matrix.number_bytes();
-        StepNumbers<num_groups> numbers(matrix, own);
-        for (auto &[scales, minima] : numbers.groups) {
-            scales = scales * factor * fill(kPairFactor<codes>);
-            minima = minima * factor;
-        }
-        bf16 *tile = tiles + (2 * step + half) * kTileValues;
+    for (int step = 0; step < matrix.num_steps;
+         from += matrix.number_stride(), block += matrix.block_gap()) {
+        const StepNumbers<Kind::form, num_groups> numbers(matrix, from);
+        for (int i = 0; i < matrix.steps_a_group; ++i, ++step, block += matrix.block_bytes()) {
+            GroupNumbers groups[num_groups];
+            for (int group = 0; group < num_groups; ++group) {
+                const auto &[scales, minima] = numbers.at(i, group);
+                groups[group] = {scales * factor * fill(kPairFactor<codes>), minima * factor};
+            }
+            bf16 *tile = tiles + (2 * step + half) * kTileValues;
 #pragma GCC unroll 16  // shifts by constants take half as long
-        for (int row = 0; row < kTileRows; ++row) {
-            const auto &[scales, minima] = numbers.groups[row * num_groups / kTileRows];
-            const FloatPairs pairs = number_pairs<codes>(block, table, row);
-            const Floats first = fma(pairs.first, scales, minima);
-            const Floats second = fma(pairs.second, scales, minima);
-            store(tile + row * kTileDepth, interleave_bf16(first, second));
+            for (int row = 0; row < kTileRows; ++row) {
+                const auto &[scales, minima] = groups[row * num_groups / kTileRows];
+                const FloatPairs pairs = number_pairs<codes>(block, table, row);
+                const Floats first = fma(pairs.first, scales, minima);
+                const Floats second = fma(pairs.second, scales, minima);
+                store(tile + row * kTileDepth, interleave_bf16(first, second));
+            }
         }
     }
 }
 
 // Multiplies `num_rows` rows from `first` on with half a panel.
-template <Codes codes, int num_groups, int num_rows>
+template <typename Kind, int num_rows>
 void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matrix, int panel, int half,
                     float *sums) {
-    constexpr int bits = are_nibbles(codes) ? 4 : 8;
-    constexpr int sets_a_group = kSets / num_groups;
-    const long number_bytes = matrix.number_bytes();
+    constexpr Codes codes = Kind::codes;
+    constexpr int num_groups = Kind::num_groups, sets_a_group = kSets / num_groups;
+    constexpr int block_bytes = 64 * kCodeBits<codes>;
+    const long number_bytes = matrix.number_bytes(), number_stride = matrix.number_stride();
+    const long block_gap = matrix.block_gap();
     const Ints table = load_ints(matrix.table());
     const Floats factor = fill(matrix.factor);
     const uint8_t *block = matrix.blocks(panel, half), *from = matrix.numbers(panel, half);
     const bool is_read_first = first == 0;
     Floats totals[num_rows];
+#pragma GCC unroll 8  // as below
     for (auto &total : totals) total = fill(0.0f);
-    for (int step = 0; step < matrix.num_steps; from += number_bytes) {
+    for (int step = 0; step < matrix.num_steps; from += number_stride, block += block_gap) {
         for (long line = 0; is_read_first && line < number_bytes; line += 64)
             prefetch_twice(from + line, kAheadBytes);
-        const StepNumbers<num_groups> numbers(matrix, from);
-        const int end = step + matrix.steps_a_group;
-        for (; step < end; ++step, block += 64 * bits) {
-            for (long line = 0; is_read_first && line < 64 * bits; line += 64)
+        const StepNumbers<Kind::form, num_groups> numbers(matrix, from);
+        for (int i = 0; i < matrix.steps_a_group; ++i, ++step, block += block_bytes) {
+            for (long line = 0; is_read_first && line < block_bytes; line += 64)
                 prefetch_twice(block + line, kAheadBytes);
             const int32_t *const row_codes = rows.codes(step, first);
             const float *const row_scales = rows.scales(step, first);
@@ -107,65 +190,64 @@ void multiply_block(const RoundedRows &rows, int first, const PackedMatrix &matr
             for (int group = 0; group < num_groups; ++group) {
                 ProductSum<kProductBits<codes>> products[num_rows];
 #pragma GCC unroll 8  // otherwise the sums are kept in memory
-                for (int i = 0; i < sets_a_group; ++i) {
-                    const int set = group * sets_a_group + i;
+                for (int j = 0; j < sets_a_group; ++j) {
+                    const int set = group * sets_a_group + j;
                     const Ints found = load_codes<codes>(block, table, set);
 #pragma GCC unroll 8
                     for (int row = 0; row < num_rows; ++row)
                         products[row].add(found, row_codes + row * kSets + set);
                 }
+                const auto &[scales, minima] = numbers.at(i, group);
+#pragma GCC unroll 8
                 for (int row = 0; row < num_rows; ++row) {
-                    const Floats by = numbers.groups[group].scales * fill(row_scales[row]);
+                    const Floats by = scales * fill(row_scales[row]);
                     const float sum = row_sums[row * num_groups + group];
                     totals[row] = fma(to_floats(products[row].total()), by, totals[row]);
-                    totals[row] = fma(numbers.groups[group].minima, fill(sum), totals[row]);
+                    totals[row] = fma(minima, fill(sum), totals[row]);
                 }
             }
         }
     }
+#pragma GCC unroll 8
     for (int row = 0; row < num_rows; ++row)
         store(sums + row * kPanel + 16 * half, totals[row] * factor);
 }
 
 using MultiplyBlock = void (*)(const RoundedRows &, int, const PackedMatrix &, int, int, float *);
 
-template <Codes codes, int num_groups, int... counts>
+template <typename Kind, int... counts>
 constexpr std::array<MultiplyBlock, kRowsAtOnce> blocks(std::integer_sequence<int, counts...>) {
-    return {multiply_block<codes, num_groups, counts + 1>...};
+    return {multiply_block<Kind, counts + 1>...};
 }
 
-using UnpackHalf = void (*)(const PackedMatrix &, int, int, bf16 *);
-
-// The kernels for a kind of codes, with groups of 32 values or more, or of 16.
-template <int num_groups>
-struct Kernels {
-    template <Codes codes>
-    static MultiplyBlock multiply_by(int num_rows) {
-        static constexpr auto all =
-            blocks<codes, num_groups>(std::make_integer_sequence<int, kRowsAtOnce>());
-        return all[num_rows - 1];
+// Returns of(kind) with the kind of the matrix. 8-bit floats have no products in blocks.
+template <typename Of>
+auto with_kind(const PackedMatrix &matrix, Of of) {
+    using enum Codes;
+    using enum Numbers;
+    if (matrix.form == kEightBits) return of(Kind<kSix, kEightBits, 2>());
+    if (matrix.form == kSixBits)
+        return matrix.codes == kFour ? of(Kind<kFour, kSixBits, 1>()) : of(Kind<kFive, kSixBits, 1>());
+    if (matrix.groups_a_step == 1) {
+        if (matrix.codes == kFour) return of(Kind<kFour, kHalves, 1>());
+        if (matrix.codes == kTable) return of(Kind<kTable, kHalves, 1>());
+        if (matrix.codes == kFive) return of(Kind<kFive, kHalves, 1>());
+        if (matrix.codes == kEight) return of(Kind<kEight, kHalves, 1>());
+        return of(Kind<kFloat, kHalves, 1>());
     }
-
-    static MultiplyBlock multiply(Codes codes, int num_rows) {
-        if (codes == Codes::kFour) return multiply_by<Codes::kFour>(num_rows);
-        if (codes == Codes::kTable) return multiply_by<Codes::kTable>(num_rows);
-        return multiply_by<Codes::kEight>(num_rows);
-    }
-
-    static UnpackHalf unpack(Codes codes) {
-        if (codes == Codes::kFour) return unpack_half<Codes::kFour, num_groups>;
-        if (codes == Codes::kTable) return unpack_half<Codes::kTable, num_groups>;
-        if (codes == Codes::kEight) return unpack_half<Codes::kEight, num_groups>;
-        return unpack_half<Codes::kFloat, num_groups>;
-    }
-};
+    if (matrix.codes == kFour) return of(Kind<kFour, kHalves, 2>());
+    if (matrix.codes == kTable) return of(Kind<kTable, kHalves, 2>());
+    if (matrix.codes == kEight) return of(Kind<kEight, kHalves, 2>());
+    return of(Kind<kFloat, kHalves, 2>());
+}
 
 }  // namespace
 
 void unpack(const PackedMatrix &matrix, int panel, bf16 *tiles) {
-    const auto unpack_one = matrix.groups_a_step == 1 ? Kernels<1>::unpack(matrix.codes)
-                                                      : Kernels<2>::unpack(matrix.codes);
-    for (int half = 0; half < 2; ++half) unpack_one(matrix, panel, half, tiles);
+    with_kind(matrix, [&](auto kind) {
+        for (int half = 0; half < 2; ++half)
+            unpack_half<decltype(kind)>(matrix, panel, half, tiles);
+    });
 }
 
 int most_packed([[maybe_unused]] int bits, bool rounds_rows) {
@@ -241,14 +323,19 @@ void RoundedRows::round(const bf16 *values, long at) {
 
 void RoundedRows::multiply(int first, int count, const PackedMatrix &matrix, int panel,
                            float *sums) const {
+    const MultiplyBlock *const kernels = with_kind(matrix, [](auto kind) -> const MultiplyBlock * {
+        if constexpr (kind.codes == Codes::kFloat) return nullptr;
+        else {
+            static constexpr auto all =
+                blocks<decltype(kind)>(std::make_integer_sequence<int, kRowsAtOnce>());
+            return all.data();
+        }
+    });
     const int num_blocks = (count + kRowsAtOnce - 1) / kRowsAtOnce;
     for (int half = 0; half < 2; ++half)
         for (int block = 0, row = 0; block < num_blocks; ++block) {
             const int end = count * (block + 1) / num_blocks;  // equally large, as in multiply_strip()
-            const auto kernel = matrix.groups_a_step == 1
-                                    ? Kernels<1>::multiply(matrix.codes, end - row)
-                                    : Kernels<2>::multiply(matrix.codes, end - row);
-            kernel(*this, first + row, matrix, panel, half, sums + row * kPanel);
+            kernels[end - row - 1](*this, first + row, matrix, panel, half, sums + row * kPanel);
             row = end;
         }
 }

@@ -204,6 +204,12 @@ inline int32_t sum(Ints x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(total, _mm_shuffle_epi32(total, 0xb1)));
 }
 inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+inline Floats load_bytes(const int8_t *from) {
+    const auto *const halves = reinterpret_cast<const __m128i *>(from);
+    const Ints wide{_mm256_cvtepi8_epi32(_mm_loadl_epi64(halves)),
+                    _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from + 8)))};
+    return to_floats(wide);
+}
 inline Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
 inline void store_bytes(int8_t *to, Ints x) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
@@ -262,6 +268,29 @@ public:
 private:
     __m256i low_ = _mm256_setzero_si256(), high_ = _mm256_setzero_si256();
 };
+
+// The products of so many sets fit into 16 bits.
+template <int num_sets>
+class NarrowSum {
+public:
+    void add(Ints codes, const int32_t *four) {
+        part_.add(codes, four);
+        if (++count_ < num_sets) return;
+        total_ = total_ + part_.total();
+        part_ = {};
+        count_ = 0;
+    }
+    Ints total() const { return count_ ? total_ + part_.total() : total_; }
+
+private:
+    ProductSum<4> part_;
+    Ints total_{_mm256_setzero_si256(), _mm256_setzero_si256()};
+    int count_ = 0;
+};
+template <>
+class ProductSum<5> : public NarrowSum<4> {};
+template <>
+class ProductSum<6> : public NarrowSum<2> {};
 
 // Rounds to bfloat16, with `first` in the lower half of each lane.
 inline Ints interleave_bf16(Floats first, Floats second) {

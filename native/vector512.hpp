@@ -240,13 +240,14 @@ inline Ints add_products(Ints total, ShortPairs a, ShortPairs b) {
 #endif
 }
 
+inline Floats load_bytes(const int8_t *from) {
+    const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow))};
+}
+
 // Widens 32 numbers, which bfloat16 represents exactly.
 inline void widen_bytes(bf16 *to, const int8_t *from) {
-    const auto floats = [](const int8_t *bytes) {
-        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes));
-        return Floats{_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow))};
-    };
-    store_bf16(to, floats(from), floats(from + 16));
+    store_bf16(to, load_bytes(from), load_bytes(from + 16));
 }
 
 }  // namespace legato

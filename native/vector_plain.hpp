@@ -198,6 +198,11 @@ inline void store_narrow(Number *to, Ints x, int32_t least, int32_t most) {
     const IntLanes within{above > most ? most + IntLanes{} : above};
     for (int i = 0; i < kLanes; ++i) to[i] = static_cast<Number>(within[i]);
 }
+inline Floats load_bytes(const int8_t *from) {
+    Ints wide;
+    for (int i = 0; i < kLanes; ++i) wide.lanes[i] = from[i];
+    return to_floats(wide);
+}
 inline void store_bytes(int8_t *to, Ints x) { store_narrow(to, x, -128, 127); }
 inline void store_shorts(int16_t *to, Ints x) { store_narrow(to, x, -32768, 32767); }
 

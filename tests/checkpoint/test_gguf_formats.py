@@ -45,9 +45,11 @@ SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (0,)}
 """Places of a block's scales; at the start if not named."""
 MOST_BITS = {
     **dict.fromkeys(("BF16", "F16"), 16.1),
-    **dict.fromkeys(("Q8_0", "Q5_0", "Q5_1", "Q5_K", "Q6_K"), 9.1),
-    "Q2_K": 6.1,
-    "Q4_K_M": 8.0,
+    "Q8_0": 8.6,
+    "Q6_K": 6.6,
+    **dict.fromkeys(("Q5_1", "Q2_K"), 6.1),
+    **dict.fromkeys(("Q5_0", "Q5_K"), 5.6),
+    **dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 4.6),
 }
 """Bits a weight of the layers, scales included; 5.1 for others."""
 

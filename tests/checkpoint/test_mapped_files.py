@@ -128,7 +128,7 @@ def test_pages_that_are_locked_stay() -> None:
     file = GGUFFile(resolve_source(DEFAULT_MODEL).path)
     name = min(file.tensors)
     before = file.read(name).copy()
-    start = file._bytes(name).ctypes.data & -mmap.PAGESIZE
+    start = file.read_bytes(name).ctypes.data & -mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
     address, size = ctypes.c_void_p(start), ctypes.c_size_t(mmap.PAGESIZE)
     if libc.mlock(address, size):

@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
 
 from legato import LLM, SamplingParams
+from legato.checkpoint.gguf import BLOCK_FORMS
 from legato.core.config import Quantization
 from legato.executor.attention.native_backend import NativeAttentionBackend
 from legato.executor.torch_executor import TorchExecutor
+from legato.model.file_weight import FileWeight, file_weight
 from legato.model.model import NamedWeights
 from legato.model.native_kernels import NativeKernels, native_instructions
 from legato.model.native_model import NativeModel
@@ -114,6 +117,92 @@ def test_few_rows(instructions: str, form: str, shape: tuple[int, int]) -> None:
         rows = rows_of(num_rows, shape[1])
         expected = to_8_bits(rows[:, order]).double() @ columns.T
         assert torch.allclose(quantized(rows).double(), expected, rtol=1e-4, atol=1e-4), num_rows
+
+
+def blocks_of(
+    kind: GGMLQuantizationType, num_outputs: int, depth: int, filled_with: int | None = None
+) -> FileWeight:
+    """Random bytes, or this one alone, but for the scales in float16."""
+    form = BLOCK_FORMS[kind]
+    generator = torch.Generator().manual_seed(depth)
+    shape = (num_outputs, depth // form.num_values, form.num_bytes)
+    blocks = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+    if filled_with is not None:
+        blocks[:] = filled_with
+    for place in form.halves:
+        halves = torch.rand(shape[:2], generator=generator).half() / 2**10
+        blocks[..., place : place + 2] = halves[..., None].view(torch.uint8)
+    return file_weight(blocks.flatten(1), form)
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("kind", BLOCK_FORMS)
+@pytest.mark.parametrize("shape", [(100, 512), (64, 768)])
+def test_blocks_of_a_file(
+    instructions: str, kind: GGMLQuantizationType, shape: tuple[int, int]
+) -> None:
+    """As codes with scales and minima apart, whose dequantized weight is another module's."""
+    weight = blocks_of(kind, *shape)
+    kernels = NativeKernels(2, instructions)
+    packed, columns = NativeLinear(weight, kernels), weight.dequantize()
+    most = most_rounded(instructions, weight.bits)
+    for num_rows in (*range(1, FEW + 1), most // 2 + 1, most):
+        rows = rows_of(num_rows, shape[1])
+        expected = to_8_bits(rows).double() @ columns.double().T
+        assert relative_error(packed(rows), expected) < 1e-5, num_rows
+    plain = NativeLinear(columns.bfloat16(), kernels)
+    for num_rows in (most + 1, most + 25):
+        rows = rows_of(num_rows, shape[1])
+        assert torch.equal(packed(rows), plain(rows)), num_rows
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error over the largest number."""
+    return float((got.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("instructions", TESTED)
+@pytest.mark.parametrize("kind", BLOCK_FORMS)
+def test_no_sum_of_the_largest_codes_overflows(
+    instructions: str, kind: GGMLQuantizationType
+) -> None:
+    """AVX2 sums products in 16 bits: all codes are the largest, and all numbers of rows."""
+    for filled_with, value in ((0xFF, 1.0), (0xFF, -1.0), (0x7F, 1.0)):
+        weight = blocks_of(kind, 32, 256, filled_with)
+        packed = NativeLinear(weight, NativeKernels(1, instructions))
+        for num_rows in (1, FEW):
+            rows = torch.full((num_rows, 256), value).bfloat16()
+            expected = rows.double() @ weight.dequantize().double().T
+            # Scales and minima of one sign may cancel out.
+            most = float(weight.dequantize().abs().sum(dim=1).max())
+            assert float((packed(rows).double() - expected).abs().max()) < 1e-5 * most
+
+
+@pytest.mark.parametrize("kind", BLOCK_FORMS)
+def test_packed_blocks_take_the_bytes_of_the_file(kind: GGMLQuantizationType) -> None:
+    """Within 3 %."""
+    weight = blocks_of(kind, 256, 1024)
+    packed = NativeLinear(weight, NativeKernels(1, native_instructions()[0])).native
+    assert packed.num_bytes <= 1.03 * weight.blocks.numel()
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Q4_0", "Q4_0", "Q8_0"), ("Q5_0", "Q4_1", "Q4_1"), ("Q5_1", "IQ4_NL", "Q4_0")]
+)
+def test_queries_keys_and_values_of_several_types_stay_apart(kinds: tuple[str, ...]) -> None:
+    """Of many rows a model computes the very numbers of what the blocks stand for."""
+    weights: dict[str, torch.Tensor | QuantizedWeight] = {}
+    for path, weight in random_decoder(SPECS["grouped"], torch.bfloat16).checkpoint_slots().items():
+        weights[path] = weight
+        for name, kind in zip(("q_proj", "k_proj", "v_proj"), kinds, strict=True):
+            if name in path:
+                weights[path] = blocks_of(GGMLQuantizationType[kind], *weight.shape)
+    in_blocks, num_bytes = prompt_scores(SPECS["grouped"], weights.items())
+    as_numbers, num_plain_bytes = prompt_scores(
+        SPECS["grouped"], ((path, plain(weight)) for path, weight in weights.items())
+    )
+    assert in_blocks == as_numbers
+    assert num_bytes < num_plain_bytes
 
 
 @pytest.mark.parametrize("instructions", TESTED)

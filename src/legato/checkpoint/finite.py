@@ -1,10 +1,12 @@
 """Rejects weights that are NaN, infinite or too large, before a step computes with them."""
 
+from collections.abc import Iterable
 from operator import itemgetter
 
 import torch
 
 from legato.core.errors import UnsupportedModelError
+from legato.model.file_weight import FileWeight
 from legato.model.quantization import QuantizedWeight, few_rows
 
 _LARGEST_DEQUANTIZED = 256 * torch.finfo(torch.float16).max
@@ -34,14 +36,18 @@ def check_finite(name: str, weight: torch.Tensor | QuantizedWeight, dtype: torch
             raise UnsupportedModelError(
                 f"{name} has nan at {is_nan.nonzero()[0].tolist()}: the checkpoint is damaged"
             )
-        for part in (weight.scales, weight.minima):
+        parts: Iterable[torch.Tensor | None] = (weight.scales, weight.minima)
+        if isinstance(weight, FileWeight):
+            parts = weight.halves()
+        for part in parts:
             if part is None:
                 continue
             if (place := _first_bad(part, _LARGEST_SCALE[part.dtype])) is not None:
                 row, group = place
+                size = weight.shape[1] // part.shape[1]
                 raise UnsupportedModelError(
-                    f"{name} has a scale of {part[row, group].item()} for the {weight.group} "
-                    f"values from {[row, group * weight.group]} on: the checkpoint is damaged, or "
+                    f"{name} has a scale of {part[row, group].item()} for the {size} "
+                    f"values from {[row, group * size]} on: the checkpoint is damaged, or "
                     "has values that are too large to be quantized"
                 )
     else:

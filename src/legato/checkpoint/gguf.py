@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from legato.checkpoint import gguf_architectures
 from legato.checkpoint.checkpoint import Checkpoint
 from legato.checkpoint.gguf_architectures import NO_WEIGHTS
-from legato.checkpoint.gguf_blocks import SPLIT_TYPES
+from legato.checkpoint.gguf_blocks import SPLIT_TYPES, GgufBlocks, split_blocks
 from legato.checkpoint.gguf_dense import DENSE
 from legato.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from legato.checkpoint.gguf_gemma import GEMMA
@@ -26,6 +27,7 @@ from legato.checkpoint.source import gguf_companions
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import check_sizes, refusing_what_fails
 from legato.model.architectures import described, transforms
+from legato.model.file_weight import BlockForm, file_weight
 from legato.model.model import NamedWeights
 from legato.model.quantization import QuantizedWeight, plain
 from legato.model.transforms import Transform, shapes_after, transformed
@@ -55,6 +57,27 @@ logger = logging.getLogger(__name__)
 _MATRIX = 2  # dimensions
 _MAPPED_BYTES = 2**26
 """Bytes of tensors after which the file's pages are given back: most are packed by then."""
+_SIGNED_ZERO = 128
+_HALVES = {
+    GGMLQuantizationType.Q4_0: (0,),
+    GGMLQuantizationType.Q4_1: (0, 2),
+    GGMLQuantizationType.Q5_0: (0,),
+    GGMLQuantizationType.Q5_1: (0, 2),
+    GGMLQuantizationType.Q8_0: (0,),
+    GGMLQuantizationType.IQ4_NL: (0,),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q5_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
+}
+"""Key the types whose blocks native kernels pack, in their order there; value the places of float16
+numbers in a block."""
+_BITS = {
+    GGMLQuantizationType.Q5_0: 5,
+    GGMLQuantizationType.Q5_1: 5,
+    GGMLQuantizationType.Q5_K: 5,
+    GGMLQuantizationType.Q6_K: 6,
+}
+"""Bits of a packed code, if they are not those of `split_blocks`."""
 _FLOAT_TYPES = {"F64", "F32", "F16", "BF16"}
 _GLOBAL_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -243,18 +266,53 @@ def _log_widened(file: GGUFFile) -> None:
 
 def _read_quantized(file: GGUFFile, name: str) -> QuantizedWeight | None:
     """Return a quantized matrix, or those of all experts as one; None if it has no codes."""
-    shape = file.tensors[name].shape
+    shape, kind = file.tensors[name].shape, file.tensors[name].type
+    if len(shape) >= _MATRIX and kind in BLOCK_FORMS:
+        raw = torch.from_numpy(file.read_bytes(name))
+        return file_weight(raw.view(math.prod(shape[:-1]), -1), BLOCK_FORMS[kind])
     blocks = file.read_blocks(name) if len(shape) >= _MATRIX else None
     if blocks is None:
         return None
+    return _quantized(blocks, math.prod(shape[:-1]))
+
+
+def _quantized(blocks: GgufBlocks, num_rows: int) -> QuantizedWeight:
     codes, scales, minima = (
-        None if part is None else torch.from_numpy(part).reshape(math.prod(shape[:-1]), -1)
+        None if part is None else torch.from_numpy(part).reshape(num_rows, -1)
         for part in blocks[:3]
     )
     assert codes is not None
     assert scales is not None
     table = None if blocks.table is None else torch.from_numpy(blocks.table)
     return QuantizedWeight(codes, scales, minima, blocks.bits, zero=blocks.zero, table=table)
+
+
+def _split(kind: GGMLQuantizationType, raw: torch.Tensor) -> QuantizedWeight:
+    """Split blocks [N, bytes of a row]."""
+    blocks = split_blocks(raw.contiguous().numpy().reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
+    assert blocks is not None
+    return _quantized(blocks, len(raw))
+
+
+def _form(number: int, kind: GGMLQuantizationType) -> BlockForm:
+    """Return a type of blocks that the extension reads."""
+    num_values, num_bytes = GGML_QUANT_SIZES[kind]
+    blocks = split_blocks(np.zeros((1, num_bytes), np.uint8), kind)
+    assert blocks is not None
+    table = None
+    if blocks.table is not None:
+        table = torch.from_numpy(blocks.table + _SIGNED_ZERO).to(torch.uint8)
+    return BlockForm(
+        number=number,
+        num_values=num_values,
+        num_bytes=num_bytes,
+        halves=_HALVES[kind],
+        bits=_BITS.get(kind, blocks.bits),
+        group=num_values // blocks.scales.shape[1],
+        zero=blocks.zero if table is None else _SIGNED_ZERO,
+        table=table,
+        split=partial(_split, kind),
+    )
 
 
 def _transformers_name(name: str, further: Mapping[str, str] = {}) -> str:
@@ -273,3 +331,6 @@ def _transformers_name(name: str, further: Mapping[str, str] = {}) -> str:
         return f"model.layers.{layer}.{further[own]}"
     known = {**_LAYER_NAMES, **further}
     return f"model.layers.{layer}.{known[stem]}.{suffix}" if stem in known else name
+
+
+BLOCK_FORMS = {kind: _form(number, kind) for number, kind in enumerate(_HALVES)}

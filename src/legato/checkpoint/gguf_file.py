@@ -164,7 +164,7 @@ class GGUFFile:
         Raises:
             UnsupportedModelError: the tensor's type cannot be dequantized.
         """
-        tensor, raw = self.tensors[name], self._bytes(name)
+        tensor, raw = self.tensors[name], self.read_bytes(name)
         if tensor.type == GGMLQuantizationType.F16:
             return raw.view(np.float16).reshape(tensor.shape)
         if tensor.type == GGMLQuantizationType.F32:
@@ -184,7 +184,7 @@ class GGUFFile:
     def read_blocks(self, name: str) -> GgufBlocks | None:
         """Return a tensor's codes and scales; None if it is not quantized in such blocks."""
         kind = self.tensors[name].type
-        return split_blocks(self._bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
+        return split_blocks(self.read_bytes(name).reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
 
     def release(self) -> None:
         """Give back the memory of the file's pages. A page that is read again is mapped again.
@@ -195,7 +195,8 @@ class GGUFFile:
             with suppress(OSError):
                 data.madvise(mmap.MADV_DONTNEED)
 
-    def _bytes(self, name: str) -> np.ndarray:
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Return a tensor's bytes in the file, which the result maps."""
         tensor = self.tensors[name]
         return np.frombuffer(self._parts[tensor.part], np.uint8, tensor.num_bytes, tensor.offset)
 

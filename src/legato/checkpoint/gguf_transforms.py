@@ -90,6 +90,8 @@ def with_grouped_heads(net: DeltaNetSpec) -> Transform:
         change, dimension, size = changes[part]
         if weight.shape[dimension : dimension + 1] != (size,):
             raise UnsupportedModelError(f"{name} has shape {tuple(weight.shape)}")
+        if isinstance(weight, QuantizedWeight) and change is columns:
+            weight = weight.in_columns(net.value_dim)
         if isinstance(weight, QuantizedWeight) and (
             change is not columns or net.value_dim % weight.group == 0
         ):

@@ -251,6 +251,8 @@ def _read_weights(
     for name, tensor in _with_progress(checkpoint, device, is_shown=communicator.rank == 0):
         if not _is_redundant(name, checkpoint):
             part = shard(name, tensor, checkpoint.spec, communicator)
+            if device.type != "cpu" and isinstance(part, QuantizedWeight):
+                part = part.split()
             weight = _as_wanted(checkpoint, name, part, quantization)
             check_finite(f"{checkpoint.name}: {name}", weight, dtype)
             yield name, weight

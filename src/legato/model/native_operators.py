@@ -13,6 +13,7 @@ from legato.model.native_experts import expert_numbers
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_weights import (
     DTYPE,
+    PANEL,
     Weight,
     addresses_of,
     join,
@@ -20,9 +21,6 @@ from legato.model.native_weights import (
     weight_addresses,
 )
 from legato.model.quantization import QuantizedWeight
-
-PANEL = 32
-"""Outputs that are computed together."""
 
 
 class NativeNorm(nn.Module):

@@ -6,6 +6,7 @@ from itertools import count, takewhile
 import torch
 
 from legato.model.experts import EXPERT_PARTS
+from legato.model.file_weight import FileWeight, stacked
 from legato.model.mlp_spec import MlpSpec, MoeSpec
 from legato.model.native_experts import num_expert_weights, take_router
 from legato.model.quantization import QuantizedWeight, copy_plain, plain
@@ -13,6 +14,8 @@ from legato.model.quantized_forms import native_form
 from legato.model.spec import DecoderSpec
 
 DTYPE = torch.bfloat16
+PANEL = 32
+"""Outputs that are computed together."""
 _PLAIN_BITS = 16
 """Given as bits of a code if the extension is to dequantize the weight."""
 
@@ -26,6 +29,8 @@ _MATRICES = {
     "input_output": ("layer_input.projection",),
 }
 """Key the extension's name of a matrix, value the names of its parts in checkpoints."""
+_STACKED = ("qkv",)
+"""Matrices that the extension takes in parts with blocks of several types."""
 _SHARED_MATRICES = {
     **_MATRICES,
     "gate_up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
@@ -119,9 +124,14 @@ def _take_matrix(own: dict[str, Weight], name: str, parts: Sequence[str]) -> dic
     """Take the parts of a matrix, and of its bias, that the layer has out of `own`."""
     found: dict[str, Weight] = {}
     for kind, whole in {"weight": name, "bias": f"{name}_bias"}.items():
-        known = [full for part in parts if (full := f"{part}.{kind}") in own]
+        known = [own.pop(full) for part in parts if (full := f"{part}.{kind}") in own]
+        if name in _STACKED and all(part.shape[0] % PANEL == 0 for part in known):
+            stack = stacked(known)
+            if len(stack) > 1:
+                found |= {f"{whole}{index}": part for index, part in enumerate(stack)}
+                continue
         if known:
-            found[whole] = join([own.pop(full) for full in known])
+            found[whole] = join(known)
     return found
 
 
@@ -130,8 +140,10 @@ def join(parts: Sequence[Weight]) -> Weight:
     quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
     if not quantized:
         return parts[0] if len(parts) == 1 else torch.cat([plain(part) for part in parts])
+    if len(stack := stacked(parts)) == 1:
+        return stack[0]
     if len(quantized) == len(parts):
-        whole = native_form(quantized)
+        whole = native_form([part.split() for part in quantized])
         if whole is not None:
             return whole
     sizes = [part.shape[0] for part in parts]
@@ -160,13 +172,17 @@ def weight_addresses(name: str, weight: Weight) -> dict[str, int]:
     """Return the addresses of a weight's parts, by the extension's names."""
     if isinstance(weight, torch.Tensor):
         return {name: weight.data_ptr()}
-    parts = {
-        "codes": weight.codes,
-        "scales": weight.scales,
-        "minima": weight.minima,
-        "order": weight.order,
-        "table": None if weight.is_float8 else weight.table,
-    }
+    parts: dict[str, torch.Tensor | None]
+    if isinstance(weight, FileWeight):
+        parts = {"blocks": weight.blocks, "table": weight.table}
+    else:
+        parts = {
+            "codes": weight.codes,
+            "scales": weight.scales,
+            "minima": weight.minima,
+            "order": weight.order,
+            "table": None if weight.is_float8 else weight.table,
+        }
     found = {
         f"{name}.{part}": values.data_ptr() for part, values in parts.items() if values is not None
     }
@@ -178,5 +194,8 @@ def weight_addresses(name: str, weight: Weight) -> dict[str, int]:
         "is_float": int(weight.is_float8),
         "rounds_rows": int(weight.rounds_rows),
         "is_rotated": int(weight.is_rotated),
+        "num_outputs": weight.shape[0],
     }
+    if isinstance(weight, FileWeight):
+        numbers["type"] = weight.form.number
     return found | {f"{name}.{number}": value for number, value in numbers.items()}

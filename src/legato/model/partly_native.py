@@ -26,7 +26,6 @@ from legato.model.native_attention import ReadsNativeCache
 from legato.model.native_experts import num_expert_weights
 from legato.model.native_kernels import NativeKernels
 from legato.model.native_operators import (
-    PANEL,
     NativeMixture,
     NativeMLP,
     NativeProduct,
@@ -34,7 +33,7 @@ from legato.model.native_operators import (
 )
 from legato.model.native_recurrence import NativeMixer
 from legato.model.native_support import TILE_DEPTH, why_not_experts
-from legato.model.native_weights import DTYPE, Weight, as_computed, join
+from legato.model.native_weights import DTYPE, PANEL, Weight, as_computed, join
 from legato.model.packing import PackingThreads
 from legato.model.quantization import copy_plain, plain
 from legato.model.recurrence import RecurrentMixer

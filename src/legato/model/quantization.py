@@ -81,7 +81,7 @@ class QuantizedWeight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight as float32 [N, K]. Few rows are computed at a time, to save memory."""
-        weight = torch.empty(self.shape, device=self.codes.device)
+        weight = torch.empty(self.shape, device=self.parts[0].device)
         copy_plain(self, weight)
         return weight
 
@@ -106,6 +106,14 @@ class QuantizedWeight:
         in_order = torch.empty_like(weight)
         in_order[:, self.order.long()] = weight
         return in_order
+
+    def split(self) -> "QuantizedWeight":
+        """Return the same weight with its codes, scales and minima apart."""
+        return self
+
+    def in_columns(self, _size: int) -> "QuantizedWeight":
+        """Return the same weight, which can be cut after each `_size` columns."""
+        return self
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:

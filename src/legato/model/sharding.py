@@ -119,6 +119,8 @@ def _columns(weight: _Weight, communicator: Communicator) -> _Weight:
     They stay quantized unless a group of codes would be cut, or the columns are in another order.
     """
     num_columns = weight.shape[1] // communicator.size
+    if isinstance(weight, QuantizedWeight):
+        weight = weight.in_columns(num_columns)
     if (
         isinstance(weight, QuantizedWeight)
         and weight.order is None

@@ -154,7 +154,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
     """Hash a few numbers of each weight."""
     digest = hashlib.sha256()
     for name, weight in sorted(checkpoint.tensors(torch.device("cpu")), key=lambda pair: pair[0]):
-        parts = [weight] if isinstance(weight, torch.Tensor) else [weight.codes, weight.scales]
+        parts = [weight] if isinstance(weight, torch.Tensor) else weight.parts[:2]
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         for part in parts:
             digest.update(part.flatten()[:_SAMPLED].to(torch.float32).numpy().tobytes())
