@@ -69,7 +69,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (("chat", "--temp", "1"), "there is no flag --temp: a request says it"),
         (("serve", "--dtype", "fp16"), "did you mean float16?"),
         (("chat", "--device", "gpu"), "did you mean cuda?"),
-        (("serve", "--kernels", "half"), "'half' is none of auto, amx, avx512, avx2, torch"),
+        (("serve", "--kernels", "half"), "'half' is none of auto, amx, avx512, avx2, plain, torch"),
         (("serve", "x", "port", "80"), "unexpected: port 80; did you mean --port?"),
         (("serve", "x", "y", "itl_slo=1s"), "y itl_slo=1s; did you mean --itl-slo?"),
         (("serve", "-port", "80"), "there is no flag -port; did you mean --port?"),

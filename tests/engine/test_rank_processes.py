@@ -78,5 +78,6 @@ async def test_a_rank_that_takes_no_part_is_replaced_with_the_engine(
         stopped = rank()
         stopped.suspend()
         assert await tokens(llm) == undisturbed
-        assert not stopped.is_running()
+        # Its parent, the engine, has ended, too: the system may not have reaped it yet.
+        assert not stopped.is_running() or stopped.status() == psutil.STATUS_ZOMBIE
     assert not processes("legato.engine.build.ranks.main")

@@ -52,7 +52,13 @@ struct Decoder {
             w.query_norm = norm(own, has_whole_norms ? shape.query_size() : head_dim);
             w.key_norm = norm(own, has_whole_norms ? shape.kv_size() : head_dim);
             w.input_output_norm = norm(own, hidden);
-            w.qkv = matrix(own, shape.qkv_size(), hidden);
+            const int num_queries = shape.query_size();
+            const int num_others = shape.qkv_size() - num_queries;
+            if (num_others && own.coin())
+                w.qkv = {{matrix(own, num_queries, hidden), matrix(own, num_others, hidden)},
+                         {num_queries, num_others}};
+            else
+                w.qkv = {{matrix(own, shape.qkv_size(), hidden)}, {shape.qkv_size()}};
             w.output = matrix(own, hidden, shape.query_size());
             if (shape.intermediate_size) {
                 w.gate_up = matrix(own, 2 * shape.intermediate_size, hidden);
