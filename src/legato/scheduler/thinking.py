@@ -33,7 +33,7 @@ class ThinkingWatch:
         self._ends = frozenset(limit.ends)
         self._breaks = frozenset(limit.breaks)
         self._last: tuple[int, ...] = ()  # as many tokens as the longest mark has
-        self._most_last = max(map(len, limit.begins))
+        self._most_last = max(map(len, limit.begins), default=1)
         self._most: float = float("inf")
         if limit.budget is not None:
             self._most = max(0, limit.budget - limit.num_said)
