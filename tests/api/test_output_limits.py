@@ -1,5 +1,6 @@
 """Limits of the output: of requests that name none, and the most that a request gets."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from legato.checkpoint.defaults import ModelDefaults
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL, SchedulerConfig
 from legato.core.errors import InvalidRequestError
+from legato.core.sampling_params import SamplingParams
 from legato.core.stats import CacheInfo
 from legato.engine.process.engine_messages import EngineInfo
 from legato.language.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.api import chat_templates
 
 MAX_MODEL_LEN = 256
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -44,6 +47,7 @@ def reader_of(tokenizer: Tokenizer) -> Reader:
         default: int | None = None,
         most: int | None = None,
         of_model: int | None = None,
+        own_tokenizer: Tokenizer | None = None,
         **sampling: Any,
     ) -> RequestReader:
         info = EngineInfo(
@@ -68,7 +72,7 @@ def reader_of(tokenizer: Tokenizer) -> Reader:
             unknown_fields="refuse",
         )
         defaults = ModelDefaults(eos_token_ids=(2,), sampling=sampling, max_tokens=of_model)
-        return RequestReader(tokenizer, defaults, serving)
+        return RequestReader(own_tokenizer or tokenizer, defaults, serving)
 
     return make
 
@@ -206,3 +210,15 @@ def test_other_servers_endpoints_tell_the_defaults_by_their_own_names(
     lines = answer("ollama_show", b'{"model": "m"}')["parameters"].splitlines()
     limits = [] if limit is None else [f"num_predict {limit}"]
     assert lines == ["top_k 20", "repeat_penalty 1.1", *limits]
+
+
+@pytest.mark.parametrize("budget", [5, MAX_MODEL_LEN, 2**64, 10**40])
+def test_a_thinking_budget_is_at_most_the_context(reader_of: Reader, budget: int) -> None:
+    thinking = load_tokenizer(resolve_source(DEFAULT_MODEL), chat_templates.QWEN)
+    thinking.backend.add_special_tokens(["<think>", "</think>"])
+    reader = reader_of(own_tokenizer=Tokenizer(thinking.pretrained))
+    body = json.dumps({"messages": MESSAGES, "thinking_token_budget": budget}).encode()
+    [job] = [part for part in reader.read("chat", body) if isinstance(part, Job)]
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(job.params), type=SamplingParams)
+    assert sent.thinking_limit is not None
+    assert sent.thinking_limit.budget == min(budget, MAX_MODEL_LEN)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from legato.core.config import SchedulerConfig
 from legato.core.errors import InvalidRequestError
 from legato.core.request import AddRequest
-from legato.core.sampling_params import SamplingParams
+from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.slo import ServiceParams
 from legato.core.stats import CacheInfo
 from legato.core.structured_outputs import StructuredOutputs
@@ -57,6 +57,7 @@ def test_completions_differ_in_seed_and_only_the_first_scores_the_prompt() -> No
     assert [r.params.prompt_logprobs for r in requests] == [1, None, None]
 
 
+LIMIT = ThinkingLimit(budget=1, begins=((1,),), ends=(2,), forced=(2,), forced_again=(100,))
 _NONE_LEFT = "allowed_token_ids", None
 
 
@@ -71,6 +72,7 @@ _NONE_LEFT = "allowed_token_ids", None
         ([1] * 9, {"max_tokens": 2}, "max_tokens", "context_length_exceeded"),
         ([1], {"logit_bias": {100: 1.0}, "max_tokens": 1}, "logit_bias", None),
         ([1], {"stop_token_ids": (100,), "max_tokens": 1}, "stop_token_ids", None),
+        ([1], {"thinking_limit": LIMIT, "max_tokens": 1}, "thinking_limit", None),
         ([1] * 5, {"max_tokens": None, "min_tokens": 6}, "min_tokens", None),
         ([1], {"allowed_token_ids": [5, 100], "max_tokens": 1}, "allowed_token_ids", None),
         ([1], {"bad_words_token_ids": [[5, 100]], "max_tokens": 1}, "bad_words", None),

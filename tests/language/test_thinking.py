@@ -98,13 +98,13 @@ def test_a_thought_ends_at_its_budget(name: str, budget: int) -> None:
     while not watch.take(word):
         count += 1
     assert count + 1 + limit.num_said == budget
-    assert watch.cut() == limit.forced
+    assert watch.cut(len) == limit.forced
     assert watch.num_tokens == budget
     for token_id in tokenizer.encode(begun(name), add_special_tokens=False)[:-1]:
         assert not watch.take(token_id)
     if begun(name):
         assert watch.take(tokenizer.encode(begun(name), add_special_tokens=False)[-1])
-        assert watch.cut() == limit.forced_again
+        assert watch.cut(len) == limit.forced_again
     assert watch.num_tokens == budget
 
 
@@ -145,3 +145,28 @@ def test_marks_that_are_no_tokens_have_no_limit() -> None:
     tokenizer = load_tokenizer(resolve_source(DEFAULT_MODEL), chat_templates.QWEN)
     _, prompt = family("qwen3")
     assert thinking_limit(tokenizer, prompt.syntax, prompt.thought_end, 5) is None
+
+
+def test_a_second_thought_after_a_free_channel_ends_at_once() -> None:
+    """The given tokens begin the channel, and the model writes the rest of the mark."""
+    tokenizer, prompt = family("harmony")
+    limit = thinking_limit(tokenizer, prompt.syntax, prompt.thought_end, 1)
+    assert limit is not None
+    watch = ThinkingWatch(limit)
+    begun_ids = tokenizer.encode(begun("harmony"), add_special_tokens=False)
+    assert [watch.take(one) for one in (*begun_ids, 7)][-1]
+    assert watch.cut(len)[-1] == begun_ids[0]
+    assert [watch.take(one) for one in begun_ids[1:]][-1]
+    assert watch.cut(len) == limit.forced_again
+
+
+def test_words_that_no_longer_fit_do_not_count() -> None:
+    tokenizer, prompt = family("qwen3")
+    limit = thinking_limit(tokenizer, prompt.syntax, prompt.thought_end, 60)
+    assert limit is not None
+    assert limit.num_said > 1
+    watch = ThinkingWatch(limit)
+    begun_ids = tokenizer.encode(begun("qwen3"), add_special_tokens=False)
+    assert [watch.take(one) for one in (*begun_ids, *[7] * (60 - limit.num_said))][-1]
+    assert watch.cut(lambda _: 1) == limit.forced[:1]
+    assert watch.num_tokens == 60 - limit.num_said + 1

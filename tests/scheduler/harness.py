@@ -446,7 +446,11 @@ class Harness:
             token_ids.append(greedy_token(token_ids))
             if token_ids[-1] in request.eos_token_ids:
                 break
-            token_ids += thoughts.after(token_ids[num_prompt_tokens:])
+            given = thoughts.after(token_ids[num_prompt_tokens:])
+            end = next((i for i, one in enumerate(given) if one in request.eos_token_ids), None)
+            token_ids += given if end is None else given[: end + 1]
+            if end is not None:
+                break
         return token_ids[num_prompt_tokens : num_prompt_tokens + count]
 
 

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,6 +204,7 @@ def test_the_peak_is_that_of_the_requests_played_forward(
         for token_id in range(num_output_tokens):
             requests[-1].append(token_id, 0.0)
     forecast = ExpectedEnds(requests[::2], lengths, 4)
+    assert forecast._rows.dtype == lengths.expected([]).dtype == np.int64
     for request in requests[1::2]:
         forecast.add(request)
     newcomer = waiting_request(prompt_len=prompt_len)

@@ -1,11 +1,18 @@
 """Thinking budgets: never a token over, and nothing else of the output changes."""
 
+import msgspec
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from legato.core.sampling_params import ThinkingLimit
+from legato.core.outputs import FinishReason
+from legato.core.request import AddRequest, Request
+from legato.core.sampling_params import SamplingParams, ThinkingLimit
+from legato.core.slo import SloClass
+from legato.core.token_ids import token_array
+from legato.scheduler.thinking import given_logprobs
 from tests.profiles import examples
-from tests.scheduler.harness import VOCAB_SIZE
+from tests.scheduler.harness import VOCAB_SIZE, Harness
 from tests.scheduler.test_invariants import SchedulerMachine
 from tests.scheduler.thoughts import Thoughts
 
@@ -52,3 +59,63 @@ class ThinkingMachine(SchedulerMachine):
 
 TestThinking = ThinkingMachine.TestCase
 TestThinking.settings = examples(160, stateful_step_count=40)
+
+
+ONE = ThinkingLimit(
+    budget=1, begins=((VOCAB_SIZE,),), ends=(803,), forced=FORCED, num_said=2, forced_again=AGAIN
+)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "stop", "min_tokens", "expected"),
+    [
+        (9, (), 0, (4, None)),
+        (3, (), 0, (2, FinishReason.LENGTH)),
+        (9, (803,), 0, (3, FinishReason.STOP)),
+        (9, (803,), 8, (4, None)),
+        (4, (803,), 0, (3, FinishReason.STOP)),
+    ],
+)
+def test_given_tokens_end_a_request_as_sampled_ones_do(
+    max_tokens: int, stop: tuple[int, ...], min_tokens: int, expected: tuple[int, FinishReason]
+) -> None:
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, min_tokens=min_tokens)
+    message = AddRequest(request_id="a", prompt_token_ids=token_array([1, 2]), params=params)
+    request = Request(message, SloClass(), 100)
+    request.append(5, 0.0)
+    assert (request.give(FORCED, 0), request.finish_reason) == expected
+    assert request.stop_reason == (803 if expected[1] is FinishReason.STOP else None)
+    assert request.num_tokens == len(request.token_ids) == 3 + expected[0]
+
+
+def test_an_executor_gets_given_tokens_that_a_cache_has() -> None:
+    """A preempted request finds all but the last computed, and the step with them is withdrawn."""
+    limit = msgspec.structs.replace(ONE, is_open=True, num_said=0, budget=1)
+    harness = Harness(num_blocks=64, block_size=1)
+    harness.add("a", prompt=[1, 2, 3], max_tokens=9, thinking=limit)
+    for _ in range(4):
+        harness.step()
+    harness.add("b", prompt=[1, 2, 3], max_tokens=9, thinking=limit)
+    harness.step()
+    scheduler = harness.scheduler
+    request = scheduler._queues.running["b"]
+    assert request.num_given_tokens == len(FORCED)
+    harness.kv.release(request)
+    request.preempt()
+    scheduler._queues.preempt(request)
+    harness.plan()
+    harness.withdraw()
+    harness.step()
+    chunks = [chunk for chunk in harness.plans[-1].chunks if chunk.request_id == "b"]
+    assert [chunk.num_tokens for chunk in chunks] == [1]
+    assert [chunk.given and chunk.given.token_ids for chunk in chunks] == [FORCED]
+
+
+@pytest.mark.parametrize(("asked", "num_top"), [(0, 0), (2, 1)])
+def test_given_tokens_are_among_the_most_likely_only_if_asked_for(asked: int, num_top: int) -> None:
+    params = SamplingParams(max_tokens=9, logprobs=asked)
+    message = AddRequest(request_id="a", prompt_token_ids=token_array([1, 2]), params=params)
+    logprobs = given_logprobs(Request(message, SloClass(), 100), (), 0, FORCED)
+    assert logprobs is not None
+    assert [entry.token_id for entry in logprobs] == [*FORCED]
+    assert {len(entry.top) for entry in logprobs} == {num_top}

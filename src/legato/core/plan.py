@@ -124,6 +124,7 @@ class ScheduledChunk(msgspec.Struct, frozen=True, gc=False):
             "decode",
             state=self.state and StateChange(self.state.source, self.state.earlier[0]),
             window_block_ids=self.window_block_ids,
+            given=self.given,
         )
 
     def first_rows(self, num_rows: int) -> "ScheduledChunk":

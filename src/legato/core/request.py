@@ -286,6 +286,10 @@ class Request:
         if self.num_expected_tokens < self.num_tokens:
             self.num_expected_tokens = self.num_tokens
         self._stamp(now_s)
+        self._end_after(token_id)
+
+    def _end_after(self, token_id: int) -> None:
+        """End the request if its last token, which this is, does."""
         if self.num_tokens - self.num_prompt_tokens >= self.params.min_tokens:
             if token_id in self.message.eos_token_ids:
                 self.finish_reason = FinishReason.STOP
@@ -298,26 +302,29 @@ class Request:
             self.finish_reason = FinishReason.LENGTH
 
     def give(self, token_ids: Sequence[int], num_in_flight: int) -> int:
-        """Append tokens that are not sampled, and end the request if its length does.
+        """Append tokens that are not sampled, up to one that ends the request.
 
         Args:
             num_in_flight: chunks in flight that were planned for other tokens.
 
         Returns:
-            how many there is room for.
+            how many were appended.
         """
-        given = token_ids[: self.num_final_tokens - self.num_tokens]
-        self.token_ids.extend(given)
-        self.num_tokens += len(given)
-        self.num_given_tokens += len(given)
+        num_before = self.num_tokens
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            self.num_tokens += 1
+            self._end_after(token_id)
+            if self.finish_reason is not None:
+                break
+        num_given = self.num_tokens - num_before
+        self.num_given_tokens += num_given
         if num_in_flight:
             self.num_passed_over = num_in_flight
             self.num_expected_tokens = max(self.num_expected_tokens, self.num_tokens)
         else:
             self.settle()
-        if self.num_tokens >= self.num_final_tokens:
-            self.finish_reason = FinishReason.LENGTH
-        return len(given)
+        return num_given
 
     def pass_over(self) -> None:
         """Take note that a chunk whose result does not count landed, or will not be computed."""

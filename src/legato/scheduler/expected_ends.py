@@ -141,7 +141,7 @@ class OutputLengths:
         nothing.
         """
         by_class: dict[_Class, tuple[_Lengths, bool]] = {}
-        known: list[tuple[int, bool, int]] = []
+        known: list[tuple[int, bool, int, int]] = []
         for request in requests:
             name = _class_of(request)
             found = by_class.get(name)
@@ -149,9 +149,10 @@ class OutputLengths:
                 found = by_class[name] = self._of(name)
             lengths, is_own = found
             num_output = request.num_tokens - request.num_prompt_tokens
-            known.append((lengths.left(num_output), is_own, request.num_final_tokens))
-        left, own, final = np.array(known, dtype=np.int64).reshape(-1, 3).T
-        allowed = np.maximum(1, final - [request.num_tokens for request in requests])
+            num_left = lengths.left(num_output)
+            known.append((num_left, is_own, request.num_final_tokens, request.num_tokens))
+        left, own, final, num_tokens = np.array(known, dtype=np.int64).reshape(-1, 4).T
+        allowed = np.maximum(1, final - num_tokens)
         left = np.minimum(left, allowed)
         is_believed = (own == 0) & (final <= self._most_bounded)
         memory = left if self._optimism else allowed

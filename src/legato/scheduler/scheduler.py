@@ -467,7 +467,7 @@ class Scheduler:
             RequestOutput(
                 request_id=request.request_id,
                 new_token_ids=(*done.token_ids[:num_taken], *given),
-                logprobs=given_logprobs(done.logprobs and done.logprobs[:num_taken], given),
+                logprobs=given_logprobs(request, done.logprobs, num_taken, given),
                 prompt_logprobs=done.prompt_logprobs,
                 finish_reason=request.finish_reason,
                 stop_reason=request.stop_reason,

@@ -142,6 +142,7 @@ class Step:
                 1,
                 "decode",
                 window_block_ids=window_block_ids,
+                given=_given(r) if r.num_given_tokens and not r.is_being_sampled else None,
             )
             for r, block_ids, window_block_ids in zip(requests, tables, windows, strict=True)
         ]
@@ -174,6 +175,7 @@ class Step:
                 draft_token_ids=tuple(draft.token_ids[:num_fitting]),
                 drafter=draft.drafter,
                 window_block_ids=self._kv.window_tables([request])[0],
+                given=chunk.given,
             )
         return has_room
 

@@ -33,7 +33,7 @@ class ThinkingWatch:
         self._ends = frozenset(limit.ends)
         self._breaks = frozenset(limit.breaks)
         self._last: tuple[int, ...] = ()  # as many tokens as the longest mark has
-        self._most_last = max(map(len, limit.begins))
+        self._most_last = max(map(len, limit.begins), default=1)
         self._most: float = float("inf")
         if limit.budget is not None:
             self._most = max(0, limit.budget - limit.num_said)
@@ -57,16 +57,22 @@ class ThinkingWatch:
             return self.num_tokens >= self._most
         return False
 
-    def cut(self) -> tuple[int, ...]:
-        """End the thought; return the tokens that end it."""
+    def cut(self, num_given: Callable[[Sequence[int]], int]) -> tuple[int, ...]:
+        """End the thought; return the tokens that end it.
+
+        Args:
+            num_given: gives tokens to the request; returns how many it has taken, the first ones.
+        """
         limit, is_first = self._limit, not self.num_cuts
         self.num_cuts += 1
         self._is_open = False
-        if not is_first:
-            return limit.forced_again
-        self.num_tokens += limit.num_said
-        self._most += limit.num_said
-        return limit.forced
+        given = limit.forced if is_first else limit.forced_again
+        given = given[: num_given(given)]
+        self._last = given[-self._most_last :]  # they may begin the next thought
+        if is_first:
+            self.num_tokens += min(limit.num_said, len(given))
+            self._most += limit.num_said
+        return given
 
 
 @dataclass
@@ -121,8 +127,8 @@ class ThinkingBudgets:
             return (), 0, False
         given: tuple[int, ...] = ()
         if one.is_due and request.finish_reason is None:
-            forced = one.watch.cut()
-            given = forced[: request.give(forced, count_in_flight(request.request_id))]
+            num_in_flight = count_in_flight(request.request_id)
+            given = one.watch.cut(lambda forced: request.give(forced, num_in_flight))
         one.is_due = False
         return given, one.watch.num_tokens, one.watch.num_cuts > 0
 
@@ -132,9 +138,20 @@ class ThinkingBudgets:
 
 
 def given_logprobs(
-    logprobs: tuple[TokenLogprobs, ...] | None, given: Sequence[int]
+    request: Request,
+    logprobs: Sequence[TokenLogprobs] | None,
+    num_taken: int,
+    given: Sequence[int],
 ) -> tuple[TokenLogprobs, ...] | None:
-    """Return log probabilities with those of given tokens, which were certain."""
-    if logprobs is None or not given:
-        return logprobs
-    return (*logprobs, *(TokenLogprobs(one, 0.0, 1, ((one, 0.0),)) for one in given))
+    """Return log probabilities of the first sampled tokens, and of given ones, which were certain.
+
+    Args:
+        logprobs: of sampled tokens; None if the request asks for none.
+        num_taken: sampled tokens that count.
+    """
+    if logprobs is None:
+        return None
+    params = request.params
+    num_top = 1 if params.logprobs or params.logprob_token_ids else 0
+    certain = (TokenLogprobs(one, 0.0, 1, ((one, 0.0),)[:num_top]) for one in given)
+    return (*logprobs[:num_taken], *certain)

@@ -138,9 +138,8 @@ class ChatJobs(JobMaker):
         serving, budget = self._parser.serving, request.thinking_token_budget
         if budget is None:
             budget = serving.reasoning_budget
-        return min(
-            (n for n in (budget, serving.max_reasoning_budget) if n not in (None, -1)), default=None
-        )
+        limits = [n for n in (budget, serving.max_reasoning_budget) if n not in (None, -1)]
+        return min([*limits, self._info.max_model_len]) if limits else None
 
     def _params(
         self, request: ChatRequest, syntax: MessageSyntax, thinking: ThinkingLimit | None

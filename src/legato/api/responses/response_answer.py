@@ -138,8 +138,11 @@ class ResponsesFormat:
 
     @property
     def _response_usage(self) -> ResponseUsage:
-        num_reasoning = self._tokens.num_in(self._reader.reasoning_spans)
-        return ResponseUsage.of(self._usage.so_far, num_reasoning)
+        usage = self._usage.so_far
+        counted = usage.completion_tokens_details
+        if counted is not msgspec.UNSET:
+            return ResponseUsage.of(usage, counted.reasoning_tokens)
+        return ResponseUsage.of(usage, self._tokens.num_in(self._reader.reasoning_spans))
 
     @cached_property
     def _logprobs(self) -> LogprobsWriter:

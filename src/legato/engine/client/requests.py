@@ -165,6 +165,10 @@ def _check_tokens(
     check_token_ids(params.stop_token_ids, info.vocab_size, "stop_token_ids")
     check_token_ids(params.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
     check_token_ids(params.logprob_token_ids or (), info.vocab_size, "logprob_token_ids")
+    limit = params.thinking_limit
+    if limit is not None and limit.budget is not None:
+        given = (*limit.forced, *limit.forced_again)
+        check_token_ids(given, info.vocab_size, "thinking_limit")
     words = params.bad_words_token_ids
     check_token_ids(itertools.chain(*words), info.vocab_size, "bad_words")
     _check_any_is_allowed(params, eos_token_ids)
