@@ -90,7 +90,7 @@ class GGUFFile:
         self.metadata, self.tensors = self._opened(path)
         count = self.metadata.get(_COUNT, 0)
         paths = gguf_parts(path)
-        if max(count, 1) != len(paths):
+        if type(count) is not int or max(count, 1) != len(paths):
             raise UnsupportedModelError(
                 f"{path}: {_COUNT} is {count}, but by its name it is one of {len(paths)}; the "
                 "parts of a model need the names that llama.cpp gave them"
