@@ -214,12 +214,14 @@ def test_the_gguf_files_of_the_hub_are_suggested(model: str) -> None:
         resolve_source(model)
 
 
-def broken(*_: object, **__: object) -> None:
-    raise HfHubHTTPError.__mro__[1]("the connection broke")  # of the HTTP library
-
-
 @pytest.mark.usefixtures("hub")
-def test_a_connection_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [HfHubHTTPError.__mro__[1], RuntimeError, ConnectionResetError])
+def test_a_connection_that_breaks_is_told(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise kind("the connection broke")
+
     monkeypatch.setattr(huggingface_hub, "list_repo_files", broken)
     with pytest.raises(ConfigError, match="has no GGUF file"):
         resolve_source("org/m:Q5_K_M")

@@ -83,7 +83,7 @@ def _resolve(
     in_folder: Callable[[Path], Path],
     hub_patterns: Sequence[str],
 ) -> ModelSource:
-    path = Path(model).expanduser()
+    path = _local(model)
     is_local = path.exists() or model == DEFAULT_MODEL
     if is_local and revision is not None:
         raise ConfigError(f"only hub models have revisions, and {model} is on this machine")
@@ -108,25 +108,35 @@ def _resolve(
 
 def is_hub_id(model: str) -> bool:
     """Whether a name that is no path on this machine can be that of a hub model."""
-    path = Path(model).expanduser()
+    path = _local(model)
     is_local = path.exists() or model == DEFAULT_MODEL
     return not is_local and path.suffix != ".gguf" and bool(_HUB_ID.fullmatch(model))
 
 
 def is_of_hub(model: str) -> bool:
     """Whether it can be the name of a hub model, or of a GGUF file there."""
-    is_file = bool(_HUB_GGUF.fullmatch(model)) and not Path(model).expanduser().exists()
+    is_file = bool(_HUB_GGUF.fullmatch(model)) and not _local(model).exists()
     return is_file or is_hub_id(model)
+
+
+def _local(name: str) -> Path:
+    """Return a name as a path; `~` stays where no home folder is known."""
+    path = Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def hub_errors() -> tuple[type[Exception], ...]:
     """Return what huggingface_hub raises if the hub cannot be reached, or refuses.
 
-    A connection that breaks is an error of its HTTP library, which is not the same in all releases.
+    A connection that breaks is an error of its HTTP library, which is not the same in all releases,
+    or a RuntimeError of hf_xet.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
-    return (OSError, ValueError, HfHubHTTPError.__mro__[1])
+    return (OSError, ValueError, RuntimeError, HfHubHTTPError.__mro__[1])
 
 
 def _in_model_folder(folder: Path) -> Path:
