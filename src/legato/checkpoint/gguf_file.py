@@ -7,6 +7,7 @@ of every string, which takes seconds for a vocabulary; this module reads the hea
 import math
 import mmap
 import struct
+import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,8 @@ _MAX_ITEMS = 2**23  # of all arrays
 _MAX_DIMENSIONS = 4
 _ROWS_A_TIME = 256
 _COUNT = "split.count"
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
+"""Without it, Linux maps no file for writing that is larger than the memory."""
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -124,7 +127,8 @@ class GGUFFile:
         with path.open("rb") as file:
             try:
                 # Private pages, since torch would warn about read-only ones.
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                flags = mmap.MAP_PRIVATE | _NO_RESERVE
+                data = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE)
             except ValueError as error:
                 raise UnsupportedModelError(f"{path} is empty") from error
         try:
