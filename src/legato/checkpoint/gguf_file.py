@@ -174,7 +174,7 @@ class GGUFFile:
         if tensor.type == GGMLQuantizationType.F32:
             return raw.view(np.float32).reshape(tensor.shape)
         rows = raw.reshape(math.prod(tensor.shape[:-1]), -1)
-        values = np.empty((len(rows), tensor.shape[-1]), np.float32)
+        values = np.empty((len(rows), math.prod(tensor.shape[-1:])), np.float32)
         try:
             for first in range(0, len(rows), _ROWS_A_TIME):
                 few = rows[first : first + _ROWS_A_TIME]
