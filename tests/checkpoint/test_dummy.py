@@ -99,7 +99,7 @@ def test_no_weights_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: [])
     configured_source(ModelConfig(model="org/name", load_format="dummy"))
-    assert asked == ["*.json", "*.jinja"]
+    assert asked == ["*.json", "*.jinja", "tokenizer.model"]
     configured_source(ModelConfig(model="org/name"))
     assert "*.safetensors" in asked
 

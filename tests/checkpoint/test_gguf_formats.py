@@ -9,12 +9,14 @@ import pytest
 import torch
 from benchmarks.formats.gguf_copy import TypeOf, copy_gguf, everything, medium_mix
 from benchmarks.formats.gguf_writers import LARGE, SMALL
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
+from msgspec.structs import replace
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from legato.checkpoint.gguf import _transformers_name
+from legato.checkpoint.gguf import _read, _transformers_name
+from legato.checkpoint.gguf_file import GGUFFile
 from legato.checkpoint.gguf_transforms import undo_interleaving
 from legato.checkpoint.loader import load_model, open_checkpoint
 from legato.core.config import ModelConfig, Quantization
@@ -222,3 +224,28 @@ def test_every_type_of_the_format_is_read(
     expected = reference_logits(Mix("rare", path, weights).transformers_model(), PROMPT)
     assert expected.isfinite().all()
     assert_same_logits(logits, expected)
+
+
+@pytest.mark.parametrize("num_scales", [0, 1, 2, 3, 4])
+def test_scales_of_whole_matrices(num_scales: int, tmp_path: Path) -> None:
+    """Of two experts with three rows each; 0 for one without dimensions."""
+    kind, path = GGMLQuantizationType.NVFP4, tmp_path / "model.gguf"
+    blocks = random_blocks(kind, (6, 64), 0)
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor("a.weight", blocks.reshape(2, 3, -1), raw_dtype=kind)
+    scales = np.arange(max(1, num_scales)) + 2
+    halves = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    writer.add_tensor("a.scale", halves, raw_dtype=GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile(path)
+    if not num_scales:
+        file.tensors["a.scale"] = replace(file.tensors["a.scale"], shape=())
+    if num_scales > 2:
+        with pytest.raises(UnsupportedModelError, match=f"has {num_scales} numbers for 2 matr"):
+            _read(file, "a.weight")
+        return
+    expected = dequantize(blocks, kind).reshape(2, 3, -1) * scales.reshape(-1, 1, 1)
+    assert np.array_equal(_read(file, "a.weight"), expected.astype(np.float32))

@@ -478,6 +478,8 @@ REFUSALS: dict[str, tuple[str, Values, str]] = {
     ),
     "no experts": ("youtu", {"leading_dense_block_count": 1}, "expert_count is 0, but layers"),
     "other latents": ("deepseek-v3", {"attention.kv_lora_rank": 16}, "has no groups of 32 rows"),
+    "absurd keys": ("deepseek-v3", {"attention.key_length_mla": 2**26}, "mla is 67108864"),
+    "absurd latents": ("deepseek-v3", {"attention.kv_lora_rank": 2**26}, "rank is 67108864"),
     "too few kinds": (
         "olmo3",
         {"attention.sliding_window_pattern": [True]},

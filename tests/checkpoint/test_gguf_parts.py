@@ -9,11 +9,14 @@ import huggingface_hub
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from legato.api.download import may_download
 from legato.checkpoint.gguf import _transformers_name
 from legato.checkpoint.gguf_file import GGUFFile
+from legato.checkpoint.hub import _headers
 from legato.checkpoint.loader import open_checkpoint
 from legato.checkpoint.source import ModelSource, resolve_source
 from legato.core.config import ModelConfig
@@ -77,6 +80,32 @@ def test_missing_parts_are_named(copies: list[Path]) -> None:
         GGUFFile(copies[0])
 
 
+def test_few_of_many_missing_parts_are_named(tmp_path: Path) -> None:
+    first = tmp_path / "m-00001-of-99999.gguf"
+    first.touch()
+    with pytest.raises(ConfigError, match=r"00006-of-99999\.gguf and 99993 more: ") as refused:
+        resolve_source(str(first))
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_file_that_is_one_of_no_parts_is_a_whole_model(tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-00000.gguf"
+    path.touch()
+    assert resolve_source(str(path)).path == path
+
+
+@pytest.mark.parametrize("count", ["two", [1, 2], 1.0])
+def test_a_count_of_parts_that_is_no_number_is_refused(tmp_path: Path, count: object) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    kinds = {str: writer.add_string, list: writer.add_array, float: writer.add_float64}
+    kinds[type(count)]("split.count", count)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=r"split\.count is"):
+        GGUFFile(tmp_path / "m.gguf")
+
+
 def test_a_part_under_another_name_is_refused(copies: list[Path]) -> None:
     alone = copies[0].rename(copies[0].with_name("tiny.gguf"))
     with pytest.raises(
@@ -132,6 +161,8 @@ HUB = [
     "config.json",
     "m-Q4_K_M.gguf",
     "m-Q4_K_S.gguf",
+    "m-bf16.gguf",
+    "m-f16.gguf",
     "mmproj-m-f16.gguf",
     "Q8_0/m-Q8_0-00001-of-00002.gguf",
     "Q8_0/m-Q8_0-00002-of-00002.gguf",
@@ -163,7 +194,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("Q4_K_M", "m-Q4_K_M.gguf", ["m-Q4_K_M.gguf"]),
         ("q4_k_s", "m-Q4_K_S.gguf", ["m-Q4_K_S.gguf"]),
-        ("Q8_0", HUB[4], HUB[4:]),
+        ("F16", "m-f16.gguf", ["m-f16.gguf"]),
+        ("Q8_0", HUB[6], HUB[6:]),
     ],
 )
 def test_a_gguf_file_of_the_hub(tag: str, chosen: str, downloaded: list[str], hub: Path) -> None:
@@ -175,6 +207,40 @@ def test_a_gguf_file_of_the_hub(tag: str, chosen: str, downloaded: list[str], hu
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("model", ["org/m", "org/m:Q5_K_M"])
 def test_the_gguf_files_of_the_hub_are_suggested(model: str) -> None:
-    names = re.escape("org/m:Q8_0. It has m-Q8_0.gguf, m-Q4_K_M.gguf, m-Q4_K_S.gguf")
+    names = re.escape(
+        "org/m:Q8_0. It has m-Q8_0.gguf, m-Q4_K_M.gguf, m-Q4_K_S.gguf, m-bf16.gguf, m-f16.gguf"
+    )
     with pytest.raises(ConfigError, match=names):
         resolve_source(model)
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("kind", [HfHubHTTPError.__mro__[1], RuntimeError, ConnectionResetError])
+def test_a_connection_that_breaks_is_told(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise kind("the connection broke")
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", broken)
+    with pytest.raises(ConfigError, match="has no GGUF file"):
+        resolve_source("org/m:Q5_K_M")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", broken)
+    for model in ("org/m", "org/m:Q8_0"):
+        with pytest.raises(ConfigError, match="the connection broke"):
+            resolve_source(model)
+    with pytest.raises(ConfigError, match="the connection broke"):
+        _headers(ModelConfig(model="org/m"))
+
+
+def test_a_server_that_may_download_a_gguf_file_answers_probes_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "m:Q8_0").mkdir()
+    for model, may in {
+        "org/m": True,
+        "org/m:Q8_0": True,
+        str(tmp_path / "m:Q8_0"): False,
+        "m.gguf": False,
+    }.items():
+        assert may_download(ModelConfig(model=model)) == may
+        assert may_download(ModelConfig(tokenizer=model)) == may

@@ -3,13 +3,16 @@
 import ctypes
 import gc
 import mmap
+import os
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from benchmarks.formats.hub_copy import save_quantized
 from benchmarks.formats.hub_writers import FORMATS
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -121,6 +124,19 @@ def test_pages_are_given_back_while_a_file_is_read(
         check_finite(name, weight, torch.bfloat16)  # reads each page
         most = max(most, mapped_bytes(path))
     assert most < path.stat().st_size / 2
+
+
+def test_a_file_larger_than_the_memory_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_tensor("a", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    memory = psutil.virtual_memory().total + psutil.swap_memory().total
+    os.truncate(path, 2 * memory)
+    assert GGUFFile(path).read("a").sum() == 32
 
 
 def test_pages_that_are_locked_stay() -> None:

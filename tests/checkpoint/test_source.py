@@ -50,6 +50,11 @@ def test_a_tokenizer_goes_by_its_own_file(tmp_path: Path) -> None:
     assert resolve_tokenizer(str(folder)).is_gguf
 
 
+def test_no_home_folder() -> None:
+    with pytest.raises(ConfigError, match="there is no model at '~nobody/m'"):
+        resolve_source("~nobody/m")
+
+
 def test_only_hub_models_have_revisions(tmp_path: Path) -> None:
     for model in (DEFAULT_MODEL, str(tmp_path)):
         with pytest.raises(ConfigError, match="only hub models have revisions"):

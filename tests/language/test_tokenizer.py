@@ -298,6 +298,25 @@ def test_sentencepiece_gguf() -> None:
     assert tokenizer.encode("hello", add_special_tokens=False) == ids[1:2]
 
 
+@pytest.mark.parametrize("token_id", [-1, 2**32 - 1, "2", 2.0, True])
+def test_an_id_of_no_token_is_no_special_token(
+    token_id: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("bos", "eos", "unknown", "padding")
+    broken = {f"tokenizer.ggml.{name}_token_id": token_id for name in names}
+    tokenizer = wrap(sentencepiece_metadata() | broken)
+    assert tokenizer.eos_token_id is None
+    assert tokenizer.pretrained.pad_token is None
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
+    for name in names:
+        assert f"no {name} token: {token_id!r} is none of its" in caplog.text
+
+
+def test_a_gguf_template_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"chat template is \[1\]"):
+        build_gguf_tokenizer(sentencepiece_metadata() | {"tokenizer.chat_template": [1]})
+
+
 def test_unknown_gguf_tokenizers() -> None:
     with pytest.raises(UnsupportedModelError, match="GGUF tokenizer 'bert'"):
         build_gguf_tokenizer({"tokenizer.ggml.model": "bert"})

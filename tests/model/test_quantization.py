@@ -22,7 +22,7 @@ from legato.core.config import DEFAULT_MODEL, ModelConfig, Quantization
 from legato.core.errors import ConfigError
 from legato.model.decoder import Decoder
 from legato.model.native_kernels import native_instructions
-from legato.model.quantization import BLOCK, QuantizedWeight, quantize
+from legato.model.quantization import BLOCK, QuantizedWeight, plain, quantize
 from legato.model.quantized_forms import (
     can_concatenate,
     concatenate,
@@ -30,6 +30,7 @@ from legato.model.quantized_forms import (
     native_form,
     with_whole_table,
 )
+from legato.model.transforms import _transposed
 from tests.model.conftest import load_native
 
 KINDS = (*SMALL, *LARGE)
@@ -238,3 +239,10 @@ def test_a_table_is_rounded_to_bytes_in_a_unit_that_suits_it(numbers: list[float
     usual = (table * 127).round() / 127 - table
     assert errors.abs().max() <= 1 / 200 + 1e-6
     assert errors.square().sum() <= usual.square().sum() + 1e-6
+
+
+def test_columns_in_another_order_are_transposed_as_plain_ones() -> None:
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()
+    codes = torch.arange(64 * 64).reshape(64, 64).to(torch.uint8)
+    weight = QuantizedWeight(codes, torch.ones(64, 2).half(), None, 8, zero=128, order=order)
+    assert torch.equal(plain(_transposed(weight)), plain(weight).T)

@@ -11,7 +11,7 @@ import threading
 
 import msgspec
 
-from legato.checkpoint.source import configured_source, is_hub_id
+from legato.checkpoint.source import configured_source, is_of_hub
 from legato.core import signals
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError
@@ -36,7 +36,7 @@ class _Refused(msgspec.Struct, frozen=True, tag=True):
 
 def may_download(config: ModelConfig) -> bool:
     """Whether files may have to come from the hub; else `find` takes no time."""
-    return any(map(is_hub_id, filter(None, (config.model, config.tokenizer))))
+    return any(map(is_of_hub, filter(None, (config.model, config.tokenizer))))
 
 
 def find(config: ModelConfig) -> Found:

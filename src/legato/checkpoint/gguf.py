@@ -47,6 +47,10 @@ _SIZES = (
     "attention.head_count_kv",
     "attention.key_length",
     "attention.value_length",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    "attention.kv_lora_rank",
+    "attention.q_lora_rank",
     "rope.dimension_count",
     "expert_count",
     "expert_used_count",
@@ -244,9 +248,12 @@ def _read(file: GGUFFile, name: str) -> torch.Tensor | QuantizedWeight:
     if file.tensors[name].type != GGMLQuantizationType.NVFP4 or scale not in file.tensors:
         return weight
     # A number, or one of each expert's matrix.
-    return plain(weight) * torch.from_numpy(file.read(scale)).reshape(
-        -1, *[1] * (len(weight.shape) - 1)
-    )
+    factors, num_matrices = torch.from_numpy(file.read(scale)), math.prod(weight.shape[:-2])
+    if factors.numel() not in (1, num_matrices):
+        raise UnsupportedModelError(
+            f"{file.path}: {scale} has {factors.numel()} numbers for {num_matrices} matrices"
+        )
+    return plain(weight) * factors.reshape(-1, *[1] * (len(weight.shape) - 1))
 
 
 def _scales_of_float4(file: GGUFFile) -> Iterator[str]:

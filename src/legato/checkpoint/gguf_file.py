@@ -7,6 +7,7 @@ of every string, which takes seconds for a vocabulary; this module reads the hea
 import math
 import mmap
 import struct
+import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,8 @@ _MAX_ITEMS = 2**23  # of all arrays
 _MAX_DIMENSIONS = 4
 _ROWS_A_TIME = 256
 _COUNT = "split.count"
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0
+"""Without it, Linux maps no file for writing that is larger than the memory."""
 _SCALAR_FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -90,7 +93,7 @@ class GGUFFile:
         self.metadata, self.tensors = self._opened(path)
         count = self.metadata.get(_COUNT, 0)
         paths = gguf_parts(path)
-        if max(count, 1) != len(paths):
+        if type(count) is not int or max(count, 1) != len(paths):
             raise UnsupportedModelError(
                 f"{path}: {_COUNT} is {count}, but by its name it is one of {len(paths)}; the "
                 "parts of a model need the names that llama.cpp gave them"
@@ -124,7 +127,8 @@ class GGUFFile:
         with path.open("rb") as file:
             try:
                 # Private pages, since torch would warn about read-only ones.
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                flags = mmap.MAP_PRIVATE | _NO_RESERVE
+                data = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE)
             except ValueError as error:
                 raise UnsupportedModelError(f"{path} is empty") from error
         try:
@@ -170,7 +174,7 @@ class GGUFFile:
         if tensor.type == GGMLQuantizationType.F32:
             return raw.view(np.float32).reshape(tensor.shape)
         rows = raw.reshape(math.prod(tensor.shape[:-1]), -1)
-        values = np.empty((len(rows), tensor.shape[-1]), np.float32)
+        values = np.empty((len(rows), math.prod(tensor.shape[-1:])), np.float32)
         try:
             for first in range(0, len(rows), _ROWS_A_TIME):
                 few = rows[first : first + _ROWS_A_TIME]

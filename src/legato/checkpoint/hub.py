@@ -13,7 +13,7 @@ from legato.checkpoint.hugging_face import (
 )
 from legato.checkpoint.quantization_config import method_of, schemes_of
 from legato.checkpoint.scheme import Header
-from legato.checkpoint.source import configured_source
+from legato.checkpoint.source import configured_source, hub_errors
 from legato.core.config import ModelConfig
 from legato.core.errors import ConfigError, UnsupportedModelError
 from legato.core.validation import refusing_what_fails
@@ -68,14 +68,17 @@ def open_hub_headers(config: ModelConfig) -> Checkpoint:
 def _headers(config: ModelConfig) -> dict[str, Header]:
     """Return the header of each tensor, which the hub reads from the files; key its name."""
     from huggingface_hub import get_safetensors_metadata  # slow to import
-    from huggingface_hub.errors import NotASafetensorsRepoError
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     try:
         metadata = get_safetensors_metadata(config.model, revision=config.revision)
     except NotASafetensorsRepoError as error:
         raise UnsupportedModelError(f"{config.model} has no safetensors files") from error
-    except (OSError, ValueError) as error:
+    except SafetensorsParsingError as error:
         told = " ".join(str(error).split())
+        raise UnsupportedModelError(f"{config.model} is not readable: {told}") from error
+    except hub_errors() as error:
+        told = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"could not read the headers of {config.model!r}: {told}") from error
     return {
         name: Header(tensor.dtype, tuple(tensor.shape))

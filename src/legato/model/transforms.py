@@ -225,7 +225,8 @@ def _transposed(weight: Weight) -> Weight:
     depth, scales = len(weight.codes), weight.scales
     for group in _GROUPS:
         blocks = scales.reshape(-1, group, scales.shape[1]) if depth % group == 0 else None
-        if blocks is not None and weight.minima is None and (blocks == blocks[:, :1]).all():
+        is_plain = weight.minima is None and weight.order is None
+        if blocks is not None and is_plain and (blocks == blocks[:, :1]).all():
             own = blocks[:, 0].repeat_interleave(weight.group, dim=1).T.contiguous()
             return replace(weight, codes=weight.codes.T.contiguous(), scales=own)
     return plain(weight).T

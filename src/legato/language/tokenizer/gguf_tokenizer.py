@@ -4,6 +4,8 @@ transformers has such a builder too, but it imports torch, and splits the number
 unlike their tokenizer.json.
 """
 
+import logging
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from legato.core.errors import UnsupportedModelError
 from legato.core.validation import MAX_SIZE
 from legato.language.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+logger = logging.getLogger(__name__)
 
 _Metadata = dict[str, Any]
 
@@ -99,13 +103,12 @@ def _spaced_tokenizer(
     Args:
         add_prefix: whether a text begins with a space, in files that do not say.
     """
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
-    tokens = metadata["tokenizer.ggml.tokens"]
+    unknown = _special_token(metadata, "unknown")
     tokenizer = Tokenizer(
         models.BPE(
             vocab=_vocab(metadata),
             merges=merges,
-            unk_token=tokens[0 if unknown is None else unknown],
+            unk_token=metadata["tokenizer.ggml.tokens"][0] if unknown is None else unknown,
             fuse_unk=True,
             byte_fallback=True,
         )
@@ -149,17 +152,35 @@ def _merges_from_scores(metadata: _Metadata) -> list[tuple[str, str]]:
 
 
 def _wrapper_options(metadata: _Metadata, add_bos: bool) -> dict[str, Any]:
-    tokens = metadata["tokenizer.ggml.tokens"]
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise UnsupportedModelError(f"the GGUF file's chat template is {reprlib.repr(template)}")
     options: dict[str, Any] = {
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", add_bos),
         "add_eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
-        "chat_template": metadata.get("tokenizer.chat_template"),
+        "chat_template": template,
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is not None:
-            options[f"{name}_token"] = tokens[token_id]
+        token = _special_token(metadata, key)
+        if token is not None:
+            options[f"{name}_token"] = token
     return options
+
+
+def _special_token(metadata: _Metadata, name: str) -> str | None:
+    """Return a special token; None if the file has none, or an id that is of no token."""
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if type(token_id) is int and 0 <= token_id < len(tokens):
+        return tokens[token_id]
+    if token_id is not None:
+        logger.warning(
+            "the GGUF file has no %s token: %s is none of its %d tokens",
+            name,
+            reprlib.repr(token_id),
+            len(tokens),
+        )
+    return None
 
 
 def _check_tokens(tokens: Any) -> None:
