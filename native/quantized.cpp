@@ -89,7 +89,7 @@ private:
     GroupNumbers groups_[num_groups];
 };
 
-// As put_numbers() has them: scales of 6 bits and then minima, of which the last four have their upper bits
+// As put_numbers() has them: scales of 6 bits and then minima; the last four of these have their upper bits
 // in the first.
 template <>
 class StepNumbers<Numbers::kSixBits, 1> {

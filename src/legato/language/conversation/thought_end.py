@@ -35,12 +35,12 @@ class ThoughtEnd(msgspec.Struct, frozen=True):
 
 
 class _MarkTokens(msgspec.Struct, frozen=True):
-    """Attributes: as of `ThinkingLimit`; `end` is the text that ends a thought."""
+    """Attributes: as of `ThinkingLimit`; `end` ends the first thought that is cut."""
 
     begins: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
-    end: str
-    end_again: str
+    end: tuple[int, ...]
+    end_again: tuple[int, ...]
     breaks: tuple[int, ...]
 
 
@@ -63,25 +63,24 @@ def thinking_limit(
     if marks is None:
         return None
     calls = syntax.tool_calls
-    said = _said(tokenizer, end.message if message is None else message)
+    said = _ids(tokenizer, end.message if message is None else message)
     if budget is not None and len(said) * _MOST_SAID > budget:
         said = ()
-    forced = tuple(tokenizer.encode(marks.end, add_special_tokens=False))
     return ThinkingLimit(
         budget=budget,
         begins=marks.begins,
         ends=marks.ends,
-        forced=(*said, *forced),
+        forced=(*said, *marks.end),
         num_said=len(said),
-        forced_again=tuple(tokenizer.encode(marks.end_again, add_special_tokens=False)),
+        forced_again=marks.end_again,
         breaks=marks.breaks if budget is not None else (),
         calls=None if calls is None else _pair(tokenizer, calls.begin, calls.end),
         is_open=syntax.is_reasoning_open,
     )
 
 
-def _said(tokenizer: "Tokenizer", message: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(message, add_special_tokens=False)) if message else ()
+def _ids(tokenizer: "Tokenizer", text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
 
 @lru_cache(maxsize=16)
@@ -105,15 +104,15 @@ def _mark_tokens(
         end = end_again = reasoning.end + after
     else:
         return None
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in exact]
-    begun = tuple(tokenizer.encode(begin, add_special_tokens=False))
+    ids = [_ids(tokenizer, text) for text in exact]
+    begun = _ids(tokenizer, begin)
     if any(len(one) != 1 for one in ids) or not _is_exact(tokenizer, begun, begin):
         return None
     return _MarkTokens(
         begins=(begun,),
-        ends=tuple(tokenizer.encode(text, add_special_tokens=False)[0] for text in ends),
-        end=end,
-        end_again=end_again,
+        ends=tuple(_ids(tokenizer, text)[0] for text in ends),
+        end=_ids(tokenizer, end),
+        end_again=_ids(tokenizer, end_again),
         breaks=_breaks(tokenizer),
     )
 
@@ -127,13 +126,13 @@ def _is_exact(tokenizer: "Tokenizer", begun: tuple[int, ...], text: str) -> bool
 def _breaks(tokenizer: "Tokenizer") -> tuple[int, ...]:
     """Return the tokens of line breaks, and of a sign and a break after it."""
     texts = (sign + line for sign in _BEFORE_BREAKS for line in _BREAKS)
-    found = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    found = (_ids(tokenizer, text) for text in texts)
     return tuple(dict.fromkeys(ids[0] for ids in found if len(ids) == 1))
 
 
 def _pair(tokenizer: "Tokenizer", begin: str, end: str) -> tuple[int, int] | None:
     """Return the tokens of a section's marks; None if they are no tokens."""
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (begin, end) if text]
-    if len(ids) != len((begin, end)) or any(len(one) != 1 for one in ids):
+    ids = [_ids(tokenizer, text) for text in (begin, end)]
+    if any(len(one) != 1 for one in ids):
         return None
     return ids[0][0], ids[1][0]
