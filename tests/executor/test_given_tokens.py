@@ -1,5 +1,9 @@
 """Given tokens in the place of sampled ones, as an executor's sequences and grammars take them."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from legato.core.plan import GivenTokens, ScheduledChunk, StepPlan
@@ -8,6 +12,7 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.structured_outputs import StructuredOutputs
 from legato.core.token_ids import token_array
 from legato.executor.constraint import Constraint
+from legato.executor.mask_maker import MaskMaker
 from legato.executor.sequences import Sequences, StepOutcome
 from legato.grammar.matcher import Grammar, compile_grammar
 from legato.grammar.tokens import grammar_tokenizer
@@ -80,3 +85,40 @@ def test_given_tokens_that_a_grammar_forbids_end_the_request() -> None:
     constraint.advance(tokens_of("A"))
     constraint.give(1, tokens_of("z"))
     assert constraint.fault is not None
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda maker, constraint: maker.give(constraint, 1, tokens_of("x")),
+        lambda maker, constraint: maker.advance(constraint, tokens_of("C")),
+    ],
+    ids=["given", "sampled"],
+)
+def test_a_grammar_stays_where_it_is_while_its_mask_is_made(
+    monkeypatch: pytest.MonkeyPatch, move: Callable[[MaskMaker, Constraint], Any]
+) -> None:
+    """llguidance refuses to move a grammar that another thread reads."""
+    begun, may_end = threading.Event(), threading.Event()
+    compute = MaskMaker._compute
+
+    def held(*args: Any) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        compute(*args)
+
+    monkeypatch.setattr(MaskMaker, "_compute", held)
+    maker, constraint = MaskMaker(), Constraint(grammar("A(BCD|xy)"), (EOS,))
+    constraint.advance(tokens_of("AB"))
+    maker.want([(constraint, ())])
+    assert begun.wait(60)
+    moving = threading.Thread(target=move, args=(maker, constraint))
+    moving.start()
+    moving.join(0.1)
+    assert moving.is_alive()
+    assert constraint.place == 1
+    may_end.set()
+    moving.join(60)
+    assert constraint.fault is None
+    assert constraint.place == 2
+    assert not len(constraint.masks), "a mask of the place that it left"

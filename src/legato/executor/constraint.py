@@ -36,6 +36,7 @@ class Constraint:
         place: how often the grammar has moved. Masks made at another place are out of date.
         mask_s: seconds of the last call that made a mask, all masks of the call included.
         is_in_flight: whether a worker makes masks, or has a job to do so.
+        is_read: whether a worker reads the grammar itself, which must not move meanwhile.
         is_complete: whether no token may follow.
         fault: why the request cannot go on; None while it can.
     """
@@ -47,6 +48,7 @@ class Constraint:
         self.place = 0
         self.mask_s = 0.0
         self.is_in_flight = False
+        self.is_read = False
         self.is_complete = False
         self.fault: Fault | None = None
         self._end_token_ids = frozenset(t for t in end_token_ids if t < grammar.end)

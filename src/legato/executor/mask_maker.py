@@ -85,11 +85,13 @@ class MaskMaker:
     def advance(self, constraint: Constraint, token_ids: Sequence[int]) -> int:
         """See `Constraint.advance`."""
         with self._changed:
+            self._changed.wait_for(lambda: not constraint.is_read)
             return constraint.advance(token_ids)
 
     def give(self, constraint: Constraint, num_kept: int, token_ids: Sequence[int]) -> None:
         """See `Constraint.give`."""
-        with self._changed:
+        with self._changed:  # a mask of the place it leaves may be in the making
+            self._changed.wait_for(lambda: not constraint.is_read)
             constraint.give(num_kept, token_ids)
 
     def close(self, constraint: Constraint) -> None:
@@ -118,7 +120,7 @@ class MaskMaker:
     def _make(self, constraints: Sequence[Constraint]) -> None:
         started_s = time.perf_counter()
         try:
-            self._make_next([c for c in constraints if c.lacks_mask])
+            self._make_next(constraints)
             self._note_time(constraints, started_s)
             self._make_ahead(constraints)
             self._note_time(constraints, started_s)
@@ -130,7 +132,7 @@ class MaskMaker:
         finally:
             with self._changed:
                 for constraint in constraints:
-                    constraint.is_in_flight = False
+                    constraint.is_in_flight = constraint.is_read = False
                 self._changed.notify_all()
 
     def _note_time(self, constraints: Iterable[Constraint], started_s: float) -> None:
@@ -139,8 +141,12 @@ class MaskMaker:
             for constraint in constraints:
                 constraint.mask_s = seconds
 
-    def _make_next(self, constraints: Sequence[Constraint]) -> None:
+    def _make_next(self, wanted: Iterable[Constraint]) -> None:
         """Make the masks of next tokens, which their requests wait for."""
+        with self._changed:
+            constraints = [c for c in wanted if c.lacks_mask]
+            for constraint in constraints:
+                constraint.is_read = True
         if not constraints:
             return
         places = [_Place(c.grammar.matcher, i, []) for i, c in enumerate(constraints)]
@@ -148,6 +154,7 @@ class MaskMaker:
         errors = self._fill(places, masks)
         with self._changed:
             for i, constraint in enumerate(constraints):
+                constraint.is_read = False
                 if i in errors:
                     constraint.fail(errors[i])
                 else:
