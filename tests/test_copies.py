@@ -58,6 +58,7 @@ LEFT_OUT = {
         "tools": "shown as `tool_choice` says",
         "chat_template_content_format": "contents are text",
         "message_special_tokens": "the server decides",
+        "thinking_token_budget": "the server has budgets of its own",
     },
     "EngineInfo": {
         "start_s": "known at the start's end",

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from legato import LLM, SamplingParams, StructuredOutputs
 from legato.checkpoint.source import resolve_source
 from legato.core.config import DEFAULT_MODEL
+from legato.core.errors import InvalidRequestError
+from legato.language.completion import Completion
 from tests.api.launch import ServerProcess, running_server
 from tests.exact import EXACT
 
@@ -31,17 +34,21 @@ CHAT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """It drafts, and its prompts open a thought that the model does not end by itself."""
-    folder = tmp_path_factory.mktemp("thinking")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = resolve_source(DEFAULT_MODEL).path.read_bytes()
     for token, mark in MARKS.items():
         data = data.replace(token, mark)
-    model = folder / "thinking.gguf"
+    model = tmp_path_factory.mktemp("thinking") / "thinking.gguf"
     model.write_bytes(data)
+    return model
+
+
+@pytest.fixture(scope="module")
+def thinking(model: Path) -> Iterator[ServerProcess]:
+    """It drafts, and its prompts open a thought that the model does not end by itself."""
     budgets = ("--reasoning-budget", str(DEFAULT), "--max-reasoning-budget", str(CAP))
     flags = ("--speculative", "8", "--no-calibrate", "--chat-template", TEMPLATE, *budgets)
-    with running_server(Path(folder), str(model), *EXACT, *flags) as server:
+    with running_server(model.parent, str(model), *EXACT, *flags) as server:
         yield server
 
 
@@ -151,3 +158,29 @@ def test_other_apis_hold_it_too(thinking: ServerProcess) -> None:
     ).json()
     assert response["legato"]["thinking"] == "cut"
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == DEFAULT
+
+
+def test_the_python_api_holds_it_too(model: Path) -> None:
+    llm = LLM(str(model), quantization="none", kv_cache_memory_bytes=2**26, max_model_len=512)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+
+    def said(budget: int | None, params: SamplingParams = params) -> Completion:
+        options: Any = {"chat_template": TEMPLATE, "thinking_token_budget": budget}
+        [done] = llm.chat(CHAT["messages"], params, use_tqdm=False, **options)
+        return done.outputs[0]
+
+    free, unlimited, cut, none = (said(budget) for budget in (None, -1, BUDGET, 0))
+    assert (free.num_thinking_tokens, free.is_thinking_cut) == (40, False)
+    assert unlimited.token_ids == free.token_ids
+    assert (cut.num_thinking_tokens, cut.is_thinking_cut) == (BUDGET, True)
+    assert cut.token_ids[:BUDGET] == free.token_ids[:BUDGET]
+    assert cut.message is not None
+    assert cut.message.reasoning
+    assert cut.message.content
+    assert (none.num_thinking_tokens, none.is_thinking_cut) == (0, False)
+    assert none.message is not None
+    assert not none.message.reasoning
+    with pytest.raises(InvalidRequestError, match="thinking_token_budget must be at least -1"):
+        said(-2)
+    form = StructuredOutputs(regex="[ab]{4}")
+    assert len(said(BUDGET, SamplingParams(max_tokens=40, structured_outputs=form)).text) == 4

@@ -119,6 +119,9 @@ class Completion:
         finish_reason (FinishReason | None): why it ended; None while it runs.
         stop_reason (int | str | None): the stop string or stop token id that ended it, if one did.
         num_cached_tokens (int): prompt tokens that were found in the cache.
+        num_thinking_tokens (int): tokens of its thoughts, if it answers a conversation and the
+            marks of the model's thoughts are tokens.
+        is_thinking_cut (bool): whether a thought was ended at its budget.
         cumulative_logprob (float | None): sum of `logprobs`.
         message (Message | None): the text parsed as an assistant's message; None while it runs.
 
@@ -137,7 +140,8 @@ class Completion:
         self._num_parts_read = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = self.num_thinking_tokens = 0
+        self.is_thinking_cut = False
 
     def add(self, delta: CompletionDelta) -> None:
         self.text += delta.text
@@ -148,6 +152,8 @@ class Completion:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, delta.output.num_cached_tokens)
+        self.num_thinking_tokens = max(self.num_thinking_tokens, delta.output.num_thinking_tokens)
+        self.is_thinking_cut |= delta.output.is_thinking_cut
 
     def snapshot(self) -> "Completion":
         """Return a copy that does not change when this one grows."""

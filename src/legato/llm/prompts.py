@@ -22,6 +22,7 @@ from legato.language.conversation.template import (
     ChatTemplates,
     ConversationOptions,
 )
+from legato.language.conversation.thought_end import thinking_limit, without_thought
 from legato.language.embedding import Side, kept_tokens
 from legato.language.forms.check import GrammarChecker
 from legato.language.message.message_syntax import MessageSyntax
@@ -188,9 +189,20 @@ class PromptReader:
             special_tokens=options.message_special_tokens,
         )
         token_ids = self.tokenizer.encode_rendered(text, stand_ins)
-        read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
         syntax = template.reply_syntax(text, functions)
         syntax = syntax if functions else syntax.without_calls()
+        if template.may_think(text) and params.structured_outputs is None:
+            budget = _thinking_budget(options)
+            limit = thinking_limit(self.tokenizer, syntax, template.thought_end, budget)
+            if limit is not None:
+                token_ids, syntax, limit = without_thought(token_ids, syntax, limit)
+                params = msgspec.structs.replace(params, thinking_limit=limit)
+            elif budget is not None:
+                raise InvalidRequestError(
+                    "this model's marks of thinking are no tokens, so no budget can be held",
+                    param="thinking_token_budget",
+                )
+        read = self.read(TokensPrompt(prompt_token_ids=token_ids), params, service)
         if syntax.is_plain or params.structured_outputs is not None:  # a form covers the whole text
             return read
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())
@@ -226,6 +238,16 @@ def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
         f"no tokenizer was loaded, by skip_tokenizer_init or for want of one: {reason}",
         param=param,
     )
+
+
+def _thinking_budget(options: ConversationOptions) -> int | None:
+    budget = options.thinking_token_budget
+    if budget is not None and budget < -1:
+        raise InvalidRequestError(
+            f"thinking_token_budget must be at least -1, got {budget}",
+            param="thinking_token_budget",
+        )
+    return None if budget == -1 else budget
 
 
 def _for_template(message: Message, *, keeps_parts: bool) -> dict[str, Any]:

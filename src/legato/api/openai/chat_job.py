@@ -15,7 +15,7 @@ from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.step_record import Operation
 from legato.engine.client.requests import last_tokens
 from legato.language.conversation.prompt import RenderedChat, described
-from legato.language.conversation.thought_end import thinking_limit
+from legato.language.conversation.thought_end import thinking_limit, without_thought
 from legato.language.forms.message_grammar import message_form
 from legato.language.message.message_syntax import MessageSyntax
 
@@ -103,10 +103,8 @@ class ChatJobs(JobMaker):
             unheld = budget if limit is None else None
             yield from request.unheeded_thinking(reads_effort=prompt.reads_effort, unheld=unheld)
         prompt_ids = prompt.token_ids
-        if limit is not None and limit.budget == 0 and limit.is_open:
-            prompt_ids = [*prompt_ids, *limit.forced]  # the thought ends before it begins
-            syntax = msgspec.structs.replace(syntax, is_reasoning_open=False)
-            limit = msgspec.structs.replace(limit, is_open=False)
+        if limit is not None:
+            prompt_ids, syntax, limit = without_thought(prompt_ids, syntax, limit)
         params, syntax = self._params(request, syntax, limit)
         name = _limit_name(request)
         with naming_fields(max_tokens=name):

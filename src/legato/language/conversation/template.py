@@ -60,6 +60,7 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
         tools: functions that the model may call, as JSON schemas in OpenAI's form.
         message_special_tokens: how to treat special tokens in messages and tools: as "text", as
             "special" tokens, or "refuse" them.
+        thinking_token_budget: most tokens of thinking in the answer; None or -1 for no limit.
     """
 
     add_generation_prompt: bool = True
@@ -69,6 +70,7 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: Mapping[str, Any] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     message_special_tokens: MessageSpecialTokens = "text"
+    thinking_token_budget: int | None = None
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class ConversationKeywords(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
     message_special_tokens: MessageSpecialTokens
+    thinking_token_budget: int | None
 
 
 DEFAULT_OPTIONS = ConversationOptions()

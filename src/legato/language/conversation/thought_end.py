@@ -79,6 +79,16 @@ def thinking_limit(
     )
 
 
+def without_thought(
+    prompt_ids: list[int], syntax: MessageSyntax, limit: ThinkingLimit
+) -> tuple[list[int], MessageSyntax, ThinkingLimit]:
+    """End a prompt's open thought if the budget is nothing, so that the answer begins at once."""
+    if limit.budget != 0 or not limit.is_open:
+        return prompt_ids, syntax, limit
+    closed = msgspec.structs.replace(syntax, is_reasoning_open=False)
+    return [*prompt_ids, *limit.forced], closed, msgspec.structs.replace(limit, is_open=False)
+
+
 def _ids(tokenizer: "Tokenizer", text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
