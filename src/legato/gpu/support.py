@@ -4,14 +4,7 @@ from legato.core.errors import UnsupportedModelError
 from legato.model.mixer_spec import AttentionSpec, DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from legato.model.mlp_spec import Activation, MlpSpec, MoeSpec
 from legato.model.spec import DecoderSpec, LayerInputsSpec, LayerSpec
-from legato.model.support import (
-    Rule,
-    Rules,
-    anything,
-    one_of,
-    switch,
-    unsupported,
-)
+from legato.model.support import Rule, Rules, anything, one_of, switch, unsupported
 
 ACTIVATIONS: frozenset[Activation] = frozenset({"silu", "gelu_tanh", "relu2"})
 """Those of `legato.gpu.kernels.activation`; PyTorch computes others, but not in experts."""
@@ -70,11 +63,7 @@ _SUPPORTED: Rules = {
         "value_is_key": switch("value_is_key"),
         "kv_from": anything(),
     },
-    ShortConvSpec: {
-        "num_channels": anything(),
-        "kernel_size": anything(),
-        "has_bias": anything(),
-    },
+    ShortConvSpec: {"num_channels": anything(), "kernel_size": anything(), "has_bias": anything()},
     DeltaNetSpec: {
         "num_heads": anything(),
         "num_key_heads": anything(),

@@ -11,11 +11,7 @@ from pydantic import Field
 
 from legato.api.bodies.body_model import AtMost, Name, RequestModel, only
 from legato.api.job import Warned
-from legato.api.limits import (
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
-)
+from legato.api.limits import MAX_METADATA, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS
 from legato.core.sampling_params import MAX_N
 
 Metadata = Annotated[
