@@ -1,5 +1,6 @@
 """Engines in this process that move blocks to each other, and the requests that make them do so."""
 
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -16,16 +17,22 @@ from legato.core.sampling_params import SamplingParams
 from legato.core.stats import TransferStats
 from legato.core.token_ids import token_array
 from legato.engine.build.builder import load_runtime
-from legato.engine.build.transfers import cache_layout, cache_memory, local_mover, make_transfers
+from legato.engine.build.transfers import cache_layout, cache_memory, make_transfers
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.kv.manager import KVCacheManager
 from legato.scheduler.scheduler import Scheduler
 from legato.transfer.block_memory import CacheMemory
 from legato.transfer.mover import Mover
 from tests.kv.conservation import check_blocks
+from tests.transfer.local_mover import LocalMover
 
 LEASE_S = 1.0
 PROMPT = [7 * i % 61 for i in range(300)]
+
+
+def local_mover(_config: TransferConfig, memory: CacheMemory) -> Mover:
+    """Make a mover between engines in this process."""
+    return LocalMover(f"legato-{secrets.token_hex(8)}", memory)
 
 
 class Engine(EngineLoop):

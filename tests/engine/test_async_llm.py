@@ -76,6 +76,9 @@ async def requests_without_an_id_are_counted(llm: AsyncLLM) -> None:
     params = SamplingParams(max_tokens=1)
     ids = [step.request_id for _ in range(3) async for step in llm.generate("Hi", params)]
     assert ids == ["0", "1", "2"]
+    async with aclosing(llm.generate("Hi", LONG, "3")) as running:
+        await anext(running)
+        assert (await last(llm, "Hi", params)).request_id == "4"
 
 
 async def it_grows_and_ends(llm: AsyncLLM) -> None:

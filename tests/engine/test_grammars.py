@@ -227,6 +227,28 @@ def test_threads_with_endless_grammars_are_bounded(machine: Machine) -> None:
     assert settled(grammars, sound) == ([sound], [])
 
 
+def test_a_grammar_that_ends_while_it_is_given_up_is_compiled_again(machine: Machine) -> None:
+    """Its thread may end between the look at the clock and the note that it is stuck."""
+    grammars = timed(machine)
+    machine.endless = {"start: /e/"}
+    slow = request("slow", "e")
+    grammars.hold_back([slow])
+    assert machine.begun.acquire(timeout=60)
+
+    class Late(dict[str, Any]):
+        def __setitem__(self, source: str, work: Any) -> None:
+            machine.may_end.set()
+            grammars.wait(60)
+            super().__setitem__(source, work)
+
+    grammars._stuck = Late()
+    machine.now_s = 61.0
+    assert grammars.take_ready() == ([slow], [])
+    assert not grammars._stuck
+    again = request("again", "e")
+    assert settled(grammars, again) == ([again], [])
+
+
 class PanicError(BaseException):
     """Extensions raise their panics so."""
 

@@ -21,7 +21,6 @@ from legato.core.step_record import BlocksFetched
 from legato.engine.build import transfers
 from legato.transfer import fetch, transport
 from legato.transfer.block_memory import CacheMemory, Spans
-from legato.transfer.local_mover import LocalMover
 from legato.transfer.mover import Mover, ReadState
 from legato.transfer.protocol import (
     Challenge,
@@ -45,6 +44,7 @@ from tests.engine.peers import (
     transferred,
 )
 from tests.model.conftest import TINY
+from tests.transfer.local_mover import LocalMover
 
 
 @pytest.fixture(scope="module")

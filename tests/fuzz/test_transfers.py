@@ -14,12 +14,12 @@ from legato.core.kv_transfer import FetchBlocks
 from legato.transfer.block_memory import CacheMemory, Region
 from legato.transfer.exports import Exports
 from legato.transfer.fetch import Fetcher, Wanted
-from legato.transfer.local_mover import LocalMover
 from legato.transfer.mover import TransferError
 from legato.transfer.protocol import Ask, Challenge, Hello, new_nonce, proof
 from legato.transfer.service import ExportService
 from tests.fuzz.frames import broken
 from tests.profiles import scaled
+from tests.transfer.local_mover import LocalMover
 
 KEY = b"sixteen bytes or more of it"
 LAYOUT = {"--block-size": "32"}

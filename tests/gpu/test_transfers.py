@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from legato.core.errors import ConfigError
 from legato.engine.build.transfers import cache_memory
 from legato.transfer import nixl_mover
 from legato.transfer.block_memory import CacheMemory, Region
-from legato.transfer.local_mover import LocalMover
 from legato.transfer.nixl_mover import NixlMover
 from tests.engine.peers import Engine, fetched, run, sent, transferred
 from tests.gpu.host_twin import on_the_twin
@@ -107,14 +105,6 @@ def test_nixl_is_told_on_which_gpu_memory_lies(
     first = [4096 + 64, 128, here or 0]
     assert (ours[0], ours[1][0]) == (kinds[0], first)
     assert (theirs[0], theirs[1][0]) == (kinds[1], [4096 + 5 * 64, 128, there or 0])
-
-
-def test_a_gpus_memory_is_not_read_as_the_hosts() -> None:
-    """Copying from its addresses would end the process."""
-    region = Region(address=4096, num_planes=2, num_blocks=8, block_bytes=64)
-    memory = CacheMemory(groups=((region,),), gpu=0)
-    with pytest.raises(ConfigError, match="NIXL"):
-        LocalMover("a", memory)
 
 
 def test_a_cache_says_where_it_lies(device: torch.device) -> None:

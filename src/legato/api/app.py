@@ -11,8 +11,6 @@ from starlette.types import ASGIApp
 
 from legato.api import rendering
 from legato.api.anthropic import message_answer
-from legato.api.anthropic.message_body import CountTokensRequest, MessagesRequest, TokenCount
-from legato.api.anthropic.output_blocks import MessageAnswer
 from legato.api.config import ServerConfig
 from legato.api.context import ApiContext, KVEventSource
 from legato.api.http.access import Admins, ApiKeys, CheckHost, CheckOrigin, HostNames
@@ -33,27 +31,6 @@ from legato.api.http.middleware import (
     no_such_endpoint,
 )
 from legato.api.ollama import ollama_answer
-from legato.api.ollama.described_model import (
-    LlamaProps,
-    OllamaModels,
-    OllamaNamedRequest,
-    OllamaRunningModels,
-    OllamaShown,
-    OllamaStatus,
-)
-from legato.api.ollama.ollama_answer import (
-    OllamaChatAnswer,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    OllamaGenerateAnswer,
-    OllamaVersionAnswer,
-)
-from legato.api.ollama.ollama_body import (
-    OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    OllamaGenerateRequest,
-)
 from legato.api.openai import (
     chat_answer,
     completion_answer,
@@ -63,40 +40,12 @@ from legato.api.openai import (
     score_answer,
     tokenization_answer,
 )
-from legato.api.openai.chat_answer import ChatAnswer
-from legato.api.openai.chat_body import ChatRequest
-from legato.api.openai.completion_answer import CompletionAnswer
-from legato.api.openai.completion_body import CompletionRequest
-from legato.api.openai.embedding_answer import EmbeddingAnswer
-from legato.api.openai.embedding_body import EmbeddingRequest
-from legato.api.openai.generate_answer import DerenderedAnswer, TextAnswer, TokensAnswer
-from legato.api.openai.generate_body import GenerateRequest
-from legato.api.openai.models import ModelCard, ModelList
-from legato.api.openai.score_answer import RerankAnswer, ScoreAnswer
-from legato.api.openai.score_body import RerankRequest, ScoreRequest
-from legato.api.openai.tokenization_body import (
-    DetokenizeAnswer,
-    DetokenizeRequest,
-    LlamaTokens,
-    TemplatedPrompt,
-    TokenizeAnswer,
-    TokenizeRequest,
-)
 from legato.api.openapi import DescribedApi
 from legato.api.operations import cache, llama_server, pages, probes, routers, settings, trace
-from legato.api.operations.cache import CacheReset
 from legato.api.operations.dashboard import events
-from legato.api.operations.llama_server import Slot
-from legato.api.operations.probes import Health, Live, LoadAnswer, Startup
-from legato.api.operations.routers import ModelInfo, ServerInfo
-from legato.api.operations.settings import SettingsAnswer
-from legato.api.operations.trace import LiveTrace, TraceStarted
+from legato.api.operations.trace import LiveTrace
 from legato.api.readers.reader_pool import TextProcesses
-from legato.api.rendering import RenderedPrompt
 from legato.api.responses import response_endpoints
-from legato.api.responses.response_body import InputTokenCount, ResponsesRequest
-from legato.api.responses.response_endpoints import DeletedResponse, InputItemList
-from legato.api.responses.response_events import ResponseAnswer
 from legato.api.responses.store import ResponseStore
 from legato.core.errors import InvalidRequestError
 from legato.core.version import __version__
@@ -109,67 +58,6 @@ from legato.engine.errors import (
 )
 from legato.observe.metrics.server_metrics import ServerMetrics
 
-_ANSWERS = (
-    CacheReset,
-    ChatAnswer,
-    CompletionAnswer,
-    DeletedResponse,
-    DerenderedAnswer,
-    DetokenizeAnswer,
-    EmbeddingAnswer,
-    Health,
-    InputItemList,
-    InputTokenCount,
-    Live,
-    LlamaProps,
-    LlamaTokens,
-    LoadAnswer,
-    MessageAnswer,
-    ModelCard,
-    ModelInfo,
-    ModelList,
-    OllamaChatAnswer,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    OllamaGenerateAnswer,
-    OllamaModels,
-    OllamaRunningModels,
-    OllamaShown,
-    OllamaStatus,
-    OllamaVersionAnswer,
-    RenderedPrompt,
-    RerankAnswer,
-    ResponseAnswer,
-    ScoreAnswer,
-    ServerInfo,
-    SettingsAnswer,
-    Slot,
-    Startup,
-    TemplatedPrompt,
-    TextAnswer,
-    TokenCount,
-    TokenizeAnswer,
-    TokensAnswer,
-    TraceStarted,
-)
-_REQUESTS = (
-    ChatRequest,
-    CompletionRequest,
-    CountTokensRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    GenerateRequest,
-    MessagesRequest,
-    OllamaChatRequest,
-    OllamaEmbedRequest,
-    OllamaEmbeddingsRequest,
-    OllamaGenerateRequest,
-    OllamaNamedRequest,
-    RerankRequest,
-    ResponsesRequest,
-    ScoreRequest,
-    TokenizeRequest,
-)
 _UNROUTED = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 _OPENAPI = "/openapi.json"
 _CORS_METHODS = ("GET", "POST", "DELETE")
@@ -210,8 +98,6 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         asks_for_key=bool(config.api_keys),
-        answers=_ANSWERS,
-        requests=_REQUESTS,
     )
     api.state.context = ApiContext(
         engine,

@@ -121,12 +121,10 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 300.0
     enable_tokenizer_info_endpoint: Annotated[
-        bool,
-        Flag("serve the tokenizer's settings and the chat template at /tokenizer_info"),
+        bool, Flag("serve the tokenizer's settings and the chat template at /tokenizer_info")
     ] = False
     ollama_version: Annotated[
-        OllamaVersion,
-        Flag("version that Ollama's clients are told; some refuse an old one"),
+        OllamaVersion, Flag("version that Ollama's clients are told; some refuse an old one")
     ] = "0.13.0"
     llama_timings: Annotated[
         bool,
@@ -165,11 +163,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
     max_trace_bytes: Annotated[
-        Size,
-        _tracing(
-            "size, before compression, at which any trace ends",
-            name="max-trace-size",
-        ),
+        Size, _tracing("size, before compression, at which any trace ends", name="max-trace-size")
     ] = 2**30
     otlp_traces_endpoint: Annotated[
         str | None,
@@ -243,11 +237,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
     ] = None
     max_reasoning_budget: Annotated[
         TokenBudget | None,
-        _limit(
-            "tokens of thinking in any chat at most",
-            metavar="TOKENS",
-            default="no limit",
-        ),
+        _limit("tokens of thinking in any chat at most", metavar="TOKENS", default="no limit"),
     ] = None
     max_unread_tokens: Annotated[
         Count,
@@ -257,8 +247,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         ),
     ] = 2048
     max_stored_responses: Annotated[
-        Count,
-        _limit("answers of /v1/responses kept for later turns"),
+        Count, _limit("answers of /v1/responses kept for later turns")
     ] = 1024
     max_stored_bytes: Annotated[
         Size, _limit("size of these answers together", name="max-stored-size")
@@ -269,12 +258,10 @@ class ServerConfig(Config, frozen=True, kw_only=True):
         10.0
     )
     timeout_body_s: Annotated[
-        Seconds,
-        _limit(f"time for its body, unless {MIN_BODY_BYTES_S} bytes a second arrive"),
+        Seconds, _limit(f"time for its body, unless {MIN_BODY_BYTES_S} bytes a second arrive")
     ] = 30.0
     timeout_prompt_s: Annotated[
-        Seconds,
-        _limit("processor time for reading one body, with chat template and tokenizer"),
+        Seconds, _limit("processor time for reading one body, with chat template and tokenizer")
     ] = 10.0
     timeout_write_s: Annotated[
         Seconds, _limit("time that a client with waiting bytes may read nothing")

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from legato.api.http.bodies import JSON_LINES
-from legato.api.http.error_responses import AnthropicErrorBody, OllamaErrorBody
 from legato.api.http.errors import ErrorBody
 from legato.api.http.middleware import OPEN_PATHS
 
@@ -54,6 +53,8 @@ _EVENT = {
 }
 
 Responses = dict[int | str, dict[str, Any]]
+_TYPES: dict[str, type] = {}
+"""All types that `responses` and `body_route` have referred to; key the name."""
 
 
 class DescribedApi(FastAPI):
@@ -61,22 +62,11 @@ class DescribedApi(FastAPI):
 
     Args:
         asks_for_key: whether all but `OPEN_PATHS` need an API key.
-        answers: msgspec types that `responses` referred to.
-        requests: pydantic models that `body_route` referred to.
     """
 
-    def __init__(
-        self,
-        *,
-        asks_for_key: bool,
-        answers: Iterable[type],
-        requests: Iterable[type[BaseModel]],
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, asks_for_key: bool, **options: Any) -> None:
         super().__init__(**options)
         self._asks_for_key = asks_for_key
-        self._answers = [ErrorBody, AnthropicErrorBody, OllamaErrorBody, *answers]
-        self._requests = list(requests)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -86,9 +76,11 @@ class DescribedApi(FastAPI):
     def _describe(self) -> dict[str, Any]:
         document = get_openapi(title=self.title, version=self.version, routes=self.routes)
         schemas = document["components"]["schemas"]
-        _, answers = msgspec.json.schema_components(self._answers, ref_template=_REFERENCE)
-        schemas.update(answers)
-        schemas.update(_described(self._requests))
+        named = [_TYPES[name] for name in sorted(_TYPES)]
+        requests = [one for one in named if issubclass(one, BaseModel)]
+        answers = [one for one in named if one not in requests]
+        schemas.update(msgspec.json.schema_components(answers, ref_template=_REFERENCE)[1])
+        schemas.update(_described(requests))
         _add_words(schemas)
         # FastAPI's schemas for status 422, which is 400 here.
         for name in ("HTTPValidationError", "ValidationError"):
@@ -133,6 +125,7 @@ def responses(
     streams: bool = False,
     in_lines: bool = False,
     files: Iterable[str] = (),
+    variants: Iterable[type] = (),
     error_body: type = ErrorBody,
 ) -> Responses:
     """Describe the answers of a route, for its `responses`.
@@ -144,9 +137,12 @@ def responses(
         streams, in_lines: whether it may also answer with server-sent events, or with lines of the
             same JSON.
         files: media types of files that it may answer with.
+        variants: types of answers in other modes, which are described beside this one.
         error_body: the msgspec type of its errors.
     """
     content: dict[str, Any] = {media_type: {} for media_type in files}
+    for variant in variants:
+        _reference(variant)
     if answer is not None:
         schema: dict[str, Any] = _reference(answer)
         content["application/json"] = {
@@ -238,4 +234,6 @@ def _make_bounds_whole(node: Any) -> None:
 
 def _reference(answer: type) -> dict[str, str]:
     """Refer to a type by its name; no two types of bodies or answers share one."""
+    known = _TYPES.setdefault(answer.__name__, answer)
+    assert known is answer, "two types of one name"
     return {"$ref": _REFERENCE.format(name=answer.__name__)}

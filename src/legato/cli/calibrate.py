@@ -118,10 +118,7 @@ def _table(costs: "StepCosts", *, has_drafts: bool) -> "Table":
 
 
 def _drafts(costs: "StepCosts") -> list[tuple[str, float]]:
-    return [
-        ("a draft", costs.draft_row_s),
-        ("a key that a draft reads", costs.draft_context_s),
-    ]
+    return [("a draft", costs.draft_row_s), ("a key that a draft reads", costs.draft_context_s)]
 
 
 def _plot(steps: "list[MeasuredStep]", costs: "StepCosts", path: Path) -> None:

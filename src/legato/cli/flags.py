@@ -75,11 +75,7 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     "text": {},
     "texts": {"type": listed, "action": "extend"},
     "names": {"nargs": "+", "action": "extend"},
-    "classes": {
-        "type": slo_class,
-        "action": AddItems,
-        "metavar": SLO_CLASS,
-    },
+    "classes": {"type": slo_class, "action": AddItems, "metavar": SLO_CLASS},
     "weights": {"type": weights, "action": AddItems},
     "count_or_word": {"type": count_or_word},
     "slack": {"type": slack, "metavar": "PERCENT|unbounded"},

@@ -17,12 +17,7 @@ SLO_CLASS = "NAME:itl=TIME[:pQ],tpot=TIME,ttft=TIME"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 # Exact fractions, so that 35ms is 0.035 and not the float beside it.
-_UNITS_S = {
-    "ms": Fraction(1, 1000),
-    "s": Fraction(1),
-    "m": Fraction(60),
-    "h": Fraction(3600),
-}
+_UNITS_S = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 # A name may contain colons, if another follows.
 _SLO_CLASS = re.compile(r"([^:]+|.+(?=:))(?::((?:(?:itl|tpot|ttft)=[^,=]*(?:,|$))*))?", re.DOTALL)
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")

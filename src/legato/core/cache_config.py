@@ -59,8 +59,7 @@ class CacheConfig(Config, frozen=True, kw_only=True):
         ),
     ] = True
     enable_prefix_caching: Annotated[
-        bool,
-        Flag("keep the blocks of prompts and outputs for requests that begin alike"),
+        bool, Flag("keep the blocks of prompts and outputs for requests that begin alike")
     ] = True
     state_checkpoints: Annotated[
         CountOrZero | None,
@@ -111,8 +110,7 @@ class TransferConfig(Config, frozen=True, kw_only=True):
         ),
     ] = None
     kv_transfer_host: Annotated[
-        str,
-        Flag("address at which engines that decode reach this one", metavar="ADDRESS"),
+        str, Flag("address at which engines that decode reach this one", metavar="ADDRESS")
     ] = "127.0.0.1"
     kv_transfer_port: Annotated[Port, Flag("port at that address")] = 5600
     kv_transfer_key_file: Annotated[

@@ -11,14 +11,7 @@ from legato.core.config_fields import Config, Field, Flag, fields_of
 from legato.core.errors import ConfigError
 from legato.core.pooling import Pooling
 from legato.core.ranges import Count, CountOrZero, Seconds, Slack
-from legato.core.slo import (
-    BATCH,
-    INTERACTIVE,
-    LEAST_QUANTILE,
-    MOST_QUANTILE,
-    P99,
-    SloClass,
-)
+from legato.core.slo import BATCH, INTERACTIVE, LEAST_QUANTILE, MOST_QUANTILE, P99, SloClass
 from legato.core.spelling import did_you_mean
 from legato.core.tenant import TenantName
 
@@ -256,7 +249,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Flag(
             "whose prompt goes first: the one whose first token would be late most by what it "
             "takes alone, first come, earliest TTFT deadline, or longest "
-            "prefix match in the cache",
+            "prefix match in the cache"
         ),
     ] = "slowdown"
     enable_chunked_prefill: Annotated[
@@ -276,7 +269,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         Flag(
             "how much longer drafts of other streams may make a stream wait for a token on "
             "average, with --speculative auto; unbounded drafts for the most tokens a second of "
-            "all streams",
+            "all streams"
         ),
     ] = 0.05
 

@@ -1,7 +1,7 @@
 """How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -79,6 +79,54 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 }
 """Key a stage that may change an answer; value the fields of `SamplingParams` that it reads. A
 field stands at its first stage after the prompt."""
+
+
+_PENALTIES = f"[{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]"
+_MIN_TOKENS = "must be between 0 and max_tokens"
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("n", lambda n: 1 <= n <= MAX_N, f"must be between 1 and {MAX_N}"),
+    ("temperature", lambda t: 0.0 <= t < math.inf, "must be a finite number of at least 0"),
+    ("top_p", lambda share: 0.0 < share <= 1.0, "must be in (0, 1]"),
+    (
+        "top_k",
+        lambda k: -1 <= k < TOP_K_LIMIT,
+        "must be -1, 0 (both: off) or at least 1, and below 2**31",
+    ),
+    ("min_p", lambda share: 0.0 <= share <= 1.0, "must be in [0, 1]"),
+    ("seed", lambda n: n is None or -SEED_LIMIT <= n < SEED_LIMIT, "must fit in 64 bits"),
+    (
+        "repetition_penalty",
+        lambda factor: 1 / MAX_REPETITION_PENALTY <= factor <= MAX_REPETITION_PENALTY,
+        f"must be in {_PENALTIES}",
+    ),
+    ("presence_penalty", lambda bias: -2.0 <= bias <= 2.0, "must be in [-2, 2]"),
+    ("frequency_penalty", lambda bias: -2.0 <= bias <= 2.0, "must be in [-2, 2]"),
+    ("allowed_token_ids", lambda ids: ids is None or bool(ids), "must not be empty"),
+    ("bad_words", lambda words: all(map(str.strip, words)), "must not contain an empty word"),
+    ("bad_words_token_ids", all, "must not contain an empty word"),
+    ("max_tokens", lambda n: n is None or 1 <= n < 2**63, "must be at least 1, and fit in 64 bits"),
+    ("min_tokens", lambda count: count >= 0, _MIN_TOKENS),
+    ("stop", all, "must not contain an empty string"),
+    ("truncate_prompt_tokens", lambda n: n in (None, -1) or n >= 1, "must be -1 or at least 1"),
+    *(
+        (
+            name,
+            lambda n: n is None or 0 <= n <= MAX_LOGPROBS,
+            f"must be between 0 and {MAX_LOGPROBS}",
+        )
+        for name in ("logprobs", "prompt_logprobs")
+    ),
+)
+"""Names of fields, what holds of their values, and the words for that."""
+_MOST_ENTRIES = {
+    "logit_bias": MAX_LOGIT_BIAS,
+    "allowed_token_ids": MAX_ALLOWED_TOKEN_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "stop": MAX_STOP,
+    "stop_token_ids": MAX_STOP,
+    "logprob_token_ids": MAX_LOGPROB_TOKEN_IDS,
+}
+_MOST_CHARS = {"bad_words": MAX_BAD_WORDS_CHARS, "stop": MAX_STOP_CHARS}
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -192,10 +240,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.logprob_token_ids is not None:
             listed = tuple(dict.fromkeys(self.logprob_token_ids)) or None
             msgspec.structs.force_setattr(self, "logprob_token_ids", listed)
-        self._check_sampling()
-        self._check_penalties()
-        self._check_forbidden()
-        self._check_lengths()
+        self._check()
 
     @property
     def is_greedy(self) -> bool:
@@ -230,102 +275,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return self.logprobs
         return len(self.logprob_token_ids) + 1  # the sampled one is among them
 
-    def _check_sampling(self) -> None:
-        _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0.0,
-            "temperature",
-            "must be a finite number of at least 0",
-            self.temperature,
-        )
-        _require(0.0 < self.top_p <= 1.0, "top_p", "must be in (0, 1]", self.top_p)
-        _require(
-            -1 <= self.top_k < TOP_K_LIMIT,
-            "top_k",
-            "must be -1, 0 (both: off) or at least 1, and below 2**31",
-            self.top_k,
-        )
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "must be in [0, 1]", self.min_p)
-        _require(
-            self.seed is None or -SEED_LIMIT <= self.seed < SEED_LIMIT,
-            "seed",
-            "must fit in 64 bits",
-            self.seed,
-        )
-
-    def _check_penalties(self) -> None:
-        _require(
-            1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
-            "repetition_penalty",
-            f"must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]",
-            self.repetition_penalty,
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
+    def _check(self) -> None:
+        for name, holds, rule in _RULES:
             value = getattr(self, name)
-            _require(-2.0 <= value <= 2.0, name, "must be in [-2, 2]", value)
-        bias = self.logit_bias or {}
-        _require_at_most(MAX_LOGIT_BIAS, "logit_bias", len(bias))
-        for value in bias.values():
+            _require(holds(value), name, rule, value)
+        for value in (self.logit_bias or {}).values():
             _require(-100.0 <= value <= 100.0, "logit_bias", "values must be in [-100, 100]", value)
-
-    def _check_forbidden(self) -> None:
-        allowed = self.allowed_token_ids
-        if allowed is not None:
-            _require(bool(allowed), "allowed_token_ids", "must not be empty", allowed)
-            _require_at_most(MAX_ALLOWED_TOKEN_IDS, "allowed_token_ids", len(allowed))
-        _require_at_most(MAX_BAD_WORDS, "bad_words", len(self.bad_words))
-        words = [word.strip() for word in self.bad_words]
-        _require(all(words), "bad_words", "must not contain an empty word", self.bad_words)
-        _require_at_most(
-            MAX_BAD_WORDS_CHARS, "bad_words", sum(map(len, self.bad_words)), "characters"
-        )
-        sequences = self.bad_words_token_ids
-        _require(all(sequences), "bad_words_token_ids", "must not contain an empty word", sequences)
-        num_tokens = sum(map(len, sequences))
+        for name, limit in _MOST_ENTRIES.items():
+            _require_at_most(limit, name, len(getattr(self, name) or ()))
+        for name in ("bad_words", "stop"):
+            num_chars = sum(map(len, getattr(self, name)))
+            _require_at_most(_MOST_CHARS[name], name, num_chars, "characters")
+        num_tokens = sum(map(len, self.bad_words_token_ids))
         _require_at_most(2 * MAX_BAD_WORDS_CHARS, "bad_words_token_ids", num_tokens, "tokens")
-
-    def _check_lengths(self) -> None:
         _require(
-            self.max_tokens is None or 1 <= self.max_tokens < 2**63,
-            "max_tokens",
-            "must be at least 1, and fit in 64 bits",
-            self.max_tokens,
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            *("min_tokens", _MIN_TOKENS, self.min_tokens),
         )
-        _require(
-            self.min_tokens >= 0
-            and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
-            "min_tokens",
-            "must be between 0 and max_tokens",
-            self.min_tokens,
-        )
-        for name in ("stop", "stop_token_ids"):
-            values = getattr(self, name)
-            _require_at_most(MAX_STOP, name, len(values))
-        _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
-        _require_at_most(MAX_STOP_CHARS, "stop", sum(map(len, self.stop)), "characters")
-        kept = self.truncate_prompt_tokens
-        _require(
-            kept is None or kept == -1 or kept >= 1,
-            "truncate_prompt_tokens",
-            "must be -1 or at least 1",
-            kept,
-        )
-        listed = self.logprob_token_ids or ()
-        _require_at_most(MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids", len(listed))
-        _require(
-            not listed or self.logprobs is not None,
-            "logprob_token_ids",
-            "goes with logprobs only",
-            listed,
-        )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            _require(
-                value is None or 0 <= value <= MAX_LOGPROBS,
-                name,
-                f"must be between 0 and {MAX_LOGPROBS}",
-                value,
-            )
+        ids, has_logprobs = self.logprob_token_ids, self.logprobs is not None
+        _require(not ids or has_logprobs, "logprob_token_ids", "goes with logprobs only", ids)
 
 
 def check_stages(names: Iterable[str]) -> None:

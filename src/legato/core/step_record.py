@@ -250,14 +250,7 @@ EngineRecord = StepRecord | RequestArrived | GrammarReady | BlocksFetched | Requ
 
 
 Operation = Literal[
-    "chat",
-    "messages",
-    "responses",
-    "text_completion",
-    "generate",
-    "embeddings",
-    "score",
-    "rerank",
+    "chat", "messages", "responses", "text_completion", "generate", "embeddings", "score", "rerank"
 ]
 """The kind of an answer: one for each endpoint that has the engine compute something."""
 

@@ -178,12 +178,7 @@ class DraftModel:
         return self._clock() - begun_s
 
     def draft(
-        self,
-        requests: Sequence[Request],
-        counts: Sequence[int],
-        *,
-        token_s: float,
-        within_s: float,
+        self, requests: Sequence[Request], counts: Sequence[int], *, token_s: float, within_s: float
     ) -> Drafted:
         begun_s = self._clock()
         drafts: list[Draft | None] = [None] * len(requests)

@@ -71,12 +71,7 @@ _SPEC = DecoderSpec(
     ropes=(RopeFrequencies(tuple(0.5**i for i in range(16)), 1.0),),
     layers=(
         LayerSpec(
-            attention=AttentionSpec(
-                num_heads=2,
-                num_kv_heads=2,
-                head_dim=32,
-                scale=32**-0.5,
-            ),
+            attention=AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=32, scale=32**-0.5),
             mlp=MlpSpec(size=64),
         ),
     ),

@@ -157,10 +157,7 @@ def _lowest_of_row(
 
 
 def _lowest_of_likely(
-    ascending: npt.NDArray[np.float32],
-    weights: npt.NDArray[np.int64],
-    total: int,
-    filters: Filters,
+    ascending: npt.NDArray[np.float32], weights: npt.NDArray[np.int64], total: int, filters: Filters
 ) -> float | None:
     """Return the lowest kept score; None if it may belong to a token not in `ascending`.
 

@@ -35,11 +35,7 @@ class GpuExperts(nn.Module):
                 self.register_buffer(f"_{name}_{part}", values)
 
     def forward(
-        self,
-        rows: torch.Tensor,
-        experts: torch.Tensor,
-        factors: torch.Tensor,
-        slots: torch.Tensor,
+        self, rows: torch.Tensor, experts: torch.Tensor, factors: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
         """Map rows [T, E] to the outputs of their experts, times the router's weights: [T, A, E].
 

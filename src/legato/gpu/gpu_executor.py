@@ -15,13 +15,7 @@ from legato.executor.adjustments import asks_for_change
 from legato.executor.cache_memory import raising_memory_error
 from legato.executor.logprobs import Scores, score
 from legato.executor.sequence import SamplingRow
-from legato.executor.sequences import (
-    BegunStep,
-    Sequences,
-    StepOutcome,
-    sampled_rows,
-    scored_prompt,
-)
+from legato.executor.sequences import BegunStep, Sequences, StepOutcome, sampled_rows, scored_prompt
 from legato.executor.torch_executor import LOGITS_ROWS
 from legato.gpu.block_table import Int32s, Int64s
 from legato.gpu.device import Device, Event

@@ -140,13 +140,7 @@ class PrefixTree:
             self._events.stored(node, start)
             return node
         child = Node(
-            node,
-            sought.key(start),
-            start,
-            tokens,
-            block_ids,
-            num_missing=num_missing,
-            num_users=1,
+            node, sought.key(start), start, tokens, block_ids, num_missing=num_missing, num_users=1
         )
         node.add(child)
         self._events.stored(child)

@@ -5,13 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from legato.core.outputs import (
-    FinishReason,
-    RequestOutput,
-    TokenLogprobs,
-    TokenScores,
-    entries_of,
-)
+from legato.core.outputs import FinishReason, RequestOutput, TokenLogprobs, TokenScores, entries_of
 from legato.core.request import AddRequest
 from legato.core.vocabulary import Vocabulary
 from legato.language.message.message import Message, read_message

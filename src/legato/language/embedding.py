@@ -51,11 +51,7 @@ def kept_tokens(
     start = next(starts, None)
     if start is None or count <= num_added:
         return _cut(whole, count, side)
-    return [
-        *whole[:start],
-        *_cut(bare, count - num_added, side),
-        *whole[start + len(bare) :],
-    ]
+    return [*whole[:start], *_cut(bare, count - num_added, side), *whole[start + len(bare) :]]
 
 
 def _cut(token_ids: list[int], count: int, side: Side) -> list[int]:

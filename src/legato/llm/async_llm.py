@@ -249,7 +249,8 @@ class AsyncLLM:
         await self.start()
         # In a thread: reading a long prompt takes as long as several steps.
         asked = await asyncio.to_thread(read, self.get_default_sampling_params())
-        request_id = str(next(self._ids)) if request_id is None else request_id
+        if request_id is None:
+            request_id = next(one for one in map(str, self._ids) if one not in self._running)
         if request_id in self._running:
             raise InvalidRequestError(f"a request {request_id!r} runs already", param="request_id")
         generation = Generation(

@@ -27,8 +27,7 @@ class TextConfig(Config, frozen=True, kw_only=True):
     flag_group = "model"
 
     skip_tokenizer_init: Annotated[
-        bool,
-        Flag("load no tokenizer: prompts are token ids then, and outputs have no text"),
+        bool, Flag("load no tokenizer: prompts are token ids then, and outputs have no text")
     ] = False
 
 

@@ -235,8 +235,7 @@ _INSTEAD = {"stop": "stop_token_ids", "bad_words": "bad_words_token_ids"}
 
 def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
     return InvalidRequestError(
-        f"no tokenizer was loaded, by skip_tokenizer_init or for want of one: {reason}",
-        param=param,
+        f"no tokenizer was loaded, by skip_tokenizer_init or for want of one: {reason}", param=param
     )
 
 

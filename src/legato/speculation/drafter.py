@@ -99,12 +99,7 @@ class CostlyDrafter(Protocol):
         ...
 
     def draft(
-        self,
-        requests: Sequence[Request],
-        counts: Sequence[int],
-        *,
-        token_s: float,
-        within_s: float,
+        self, requests: Sequence[Request], counts: Sequence[int], *, token_s: float, within_s: float
     ) -> Drafted:
         """Draft the next tokens, all requests in one pass per token.
 

@@ -147,11 +147,7 @@ class Fetcher:
             self._mover.disconnect(peer)
 
     async def _follow(
-        self,
-        connection: Connection,
-        peer: str,
-        there: CacheMemory,
-        asked: Wanted,
+        self, connection: Connection, peer: str, there: CacheMemory, asked: Wanted
     ) -> None:
         """Read offered blocks until all are read; each answer confirms the blocks read before."""
         ours, theirs = asked.block_ids, list[int]()  # wanted blocks here and there, in prompt order

@@ -49,10 +49,7 @@ class TextBlock(LenientModel):
 
 
 Texts = Annotated[
-    list[TextBlock],
-    Field(fail_fast=True),
-    AtMost(MAX_CONTENT_PARTS),
-    OrText(_as_blocks),
+    list[TextBlock], Field(fail_fast=True), AtMost(MAX_CONTENT_PARTS), OrText(_as_blocks)
 ]
 
 
@@ -135,10 +132,7 @@ class AnthropicMessage(RequestModel):
     role: Literal["user", "assistant", "system"]
     """The speaker."""
     content: Annotated[
-        list[Block],
-        Field(fail_fast=True),
-        AtMost(MAX_CONTENT_PARTS),
-        OrText(_as_blocks),
+        list[Block], Field(fail_fast=True), AtMost(MAX_CONTENT_PARTS), OrText(_as_blocks)
     ]
     """Text, or blocks: `text`, `tool_use`, `tool_result`, `thinking`."""
 

@@ -134,10 +134,7 @@ async def create_message(body: JsonBytes, context: ContextDep, arrival: ArrivalD
     """Answer the next turn of a conversation."""
     job = await context.text.job("messages", body, arrival)
     answer_format = MessagesFormat(
-        job,
-        arrival,
-        model=context.model_name,
-        max_model_len=context.engine.info.max_model_len,
+        job, arrival, model=context.model_name, max_model_len=context.engine.info.max_model_len
     )
     return await respond(JobRun(context, job, arrival), answer_format)
 

@@ -68,9 +68,7 @@ def _part_text(index: int, part: Any) -> str:
 
 
 MessageText = Annotated[
-    str,
-    BeforeValidator(_joined_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _CONTENT]}),
+    str, BeforeValidator(_joined_text), WithJsonSchema({"anyOf": [{"type": "string"}, _CONTENT]})
 ]
 
 

@@ -13,13 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from legato.api.bodies.body_model import (
-    AtMost,
-    Name,
-    PartError,
-    RequestModel,
-    only,
-)
+from legato.api.bodies.body_model import AtMost, Name, PartError, RequestModel, only
 from legato.api.limits import MAX_TOOL_NAME_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 from legato.core.errors import InvalidRequestError
 from legato.language.conversation.prompt import tools_for_template

@@ -11,11 +11,7 @@ from pydantic import Field
 
 from legato.api.bodies.body_model import AtMost, Name, RequestModel, only
 from legato.api.job import Warned
-from legato.api.limits import (
-    MAX_METADATA,
-    MAX_METADATA_KEY_CHARS,
-    MAX_METADATA_VALUE_CHARS,
-)
+from legato.api.limits import MAX_METADATA, MAX_METADATA_KEY_CHARS, MAX_METADATA_VALUE_CHARS
 from legato.core.sampling_params import MAX_N
 
 Metadata = Annotated[
@@ -99,15 +95,9 @@ class PeersHints(RequestModel):
     """Changes nothing: each token is sent at once."""
 
 
-class OtherServersHints(RequestModel):
-    """Settings that Ollama, OpenRouter and LiteLLM take beside OpenAI's fields.
+class OllamaSettings(RequestModel):
+    """How Ollama runs a model; the server's own flags say it here."""
 
-    Chat programs send them to any server. They say where and how a model runs, so no answer here
-    depends on them.
-    """
-
-    num_ctx: Annotated[int, Field(ge=1)] | None = None
-    """Changes nothing: the context is the server's `--max-model-len`."""
     num_keep: int | None = None
     """Changes nothing: no prompt is cut."""
     num_batch: int | None = None
@@ -126,6 +116,17 @@ class OtherServersHints(RequestModel):
     """Changes nothing: the server has flags."""
     low_vram: bool | None = None
     """Changes nothing: the server has flags."""
+
+
+class OtherServersHints(OllamaSettings):
+    """Settings that Ollama, OpenRouter and LiteLLM take beside OpenAI's fields.
+
+    Chat programs send them to any server. They say where and how a model runs, so no answer here
+    depends on them.
+    """
+
+    num_ctx: Annotated[int, Field(ge=1)] | None = None
+    """Changes nothing: the context is the server's `--max-model-len`."""
     keep_alive: Name | float | None = None
     """Changes nothing: the model stays loaded."""
     provider: Annotated[dict[str, Any], AtMost(MAX_METADATA)] | None = None
@@ -171,17 +172,9 @@ _ELSEWHERE = (
 """Names of fields, and why they have no effect."""
 
 
-class UnaskedOptions(RequestModel):
-    """Options that Legato does not have, accepted only if they are off."""
+class UnaskedSamplers(RequestModel):
+    """Samplers that Legato does not have, accepted only if they are off."""
 
-    use_beam_search: Annotated[bool, only(False)] | None = None
-    """Beam search is not supported."""
-    length_penalty: Annotated[float, only(1)] | None = None
-    """For beam search."""
-    early_stopping: Annotated[bool, only(False)] | None = None
-    """For beam search."""
-    truncation_side: Annotated[str, only("left")] | None = None
-    """The prompt's end is kept."""
     mirostat: Annotated[int, only(0)] | None = None
     """Mirostat is not supported."""
     mirostat_eta: float | None = None
@@ -192,6 +185,19 @@ class UnaskedOptions(RequestModel):
     """Tail-free sampling is not supported."""
     typical_p: Annotated[float, only(1)] | None = None
     """Typical sampling is not supported."""
+
+
+class UnaskedOptions(UnaskedSamplers):
+    """Options that Legato does not have, accepted only if they are off."""
+
+    use_beam_search: Annotated[bool, only(False)] | None = None
+    """Beam search is not supported."""
+    length_penalty: Annotated[float, only(1)] | None = None
+    """For beam search."""
+    early_stopping: Annotated[bool, only(False)] | None = None
+    """For beam search."""
+    truncation_side: Annotated[str, only("left")] | None = None
+    """The prompt's end is kept."""
     top_a: Annotated[float, only(0)] | None = None
     """Use `min_p`."""
     no_stop_trim: Annotated[bool, only(False)] | None = None

@@ -63,11 +63,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """
 
     def __init__(
-        self,
-        limits: ServerConfig,
-        turns: Turns,
-        count_error: Callable[[int], None],
-        **options: Any,
+        self, limits: ServerConfig, turns: Turns, count_error: Callable[[int], None], **options: Any
     ) -> None:
         super().__init__(**options)
         self.parser = RequestParser(self)

@@ -16,13 +16,13 @@ from legato.api.bodies.body_model import (
     ModelRequest,
     Name,
     OrText,
-    RequestModel,
     only,
     validated,
 )
 from legato.api.bodies.chat_messages import ChatMessage
 from legato.api.bodies.chat_tools import Tools
 from legato.api.bodies.generation_options import NumLogprobs, ServiceOptions, Strings
+from legato.api.bodies.hints import OllamaSettings, UnaskedSamplers
 from legato.api.job import End, Part, Warned, answered
 from legato.api.limits import MAX_MESSAGES
 from legato.api.openai.chat_job import ChatJobs
@@ -82,7 +82,7 @@ def _without_nulls(tools: Any) -> Any:
 KeepAlive = Annotated[float | str, BeforeValidator(_duration)]
 
 
-class OllamaOptions(RequestModel):
+class OllamaOptions(OllamaSettings, UnaskedSamplers):
     """Sampling, as Ollama names it; unset options are the model's defaults, not Ollama's."""
 
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -111,37 +111,9 @@ class OllamaOptions(RequestModel):
     """Most tokens to generate; 0, -1 and -2 take what the context holds, the default."""
     num_ctx: Annotated[int, Field(ge=0)] | None = None
     """Refused above the server's context; the context is never smaller."""
-    # Samplers that Legato does not have, accepted only if they are off.
-    typical_p: Annotated[float, only(1)] | None = None
-    """Not supported."""
-    tfs_z: Annotated[float, only(1)] | None = None
-    """Not supported."""
-    mirostat: Annotated[int, only(0)] | None = None
-    """Not supported."""
-    mirostat_tau: float | None = None
-    """Changes nothing: for `mirostat`."""
-    mirostat_eta: float | None = None
-    """Changes nothing: for `mirostat`."""
     penalize_newline: Annotated[bool, only(True)] | None = None
     """Penalties count all tokens."""
-    # How Ollama runs its models: the server's own flags say it here.
-    num_keep: int | None = None
-    """Changes nothing: a context is never shifted."""
-    num_batch: int | None = None
-    """Changes nothing: for Ollama."""
-    num_gpu: int | None = None
-    """Changes nothing: for Ollama."""
-    main_gpu: int | None = None
-    """Changes nothing: for Ollama."""
-    num_thread: int | None = None
-    """Changes nothing: for Ollama."""
     draft_num_predict: int | None = None
-    """Changes nothing: for Ollama."""
-    use_mmap: bool | None = None
-    """Changes nothing: for Ollama."""
-    use_mlock: bool | None = None
-    """Changes nothing: for Ollama."""
-    low_vram: bool | None = None
     """Changes nothing: for Ollama."""
     f16_kv: bool | None = None
     """Changes nothing: for Ollama."""
@@ -151,8 +123,6 @@ class OllamaOptions(RequestModel):
     """Models are served whole."""
     embedding_only: Annotated[bool, only(False)] | None = None
     """Models are served whole."""
-    numa: bool | None = None
-    """Changes nothing: for Ollama."""
 
     def unheeded(self, max_model_len: int) -> Iterator[Warned]:
         """Yield warnings about options that ask for another answer, and get none.

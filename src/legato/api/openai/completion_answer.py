@@ -89,8 +89,7 @@ class CompletionFormat(ChunkFormat):
 
     def answer(self, completions: list[Completion], usage: Usage) -> CompletionAnswer:
         return msgspec.structs.replace(
-            self._answer(listed(self._choices(completions)), usage),
-            kv_transfer_params=self._ticket,
+            self._answer(listed(self._choices(completions)), usage), kv_transfer_params=self._ticket
         )
 
     def chunk(self, choice: int, delta: CompletionDelta, usage: UsageField) -> CompletionAnswer:

@@ -33,11 +33,7 @@ def _is_token_ids(value: Any) -> bool:
 
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPTS = {
-    "type": "array",
-    "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
-    "minItems": 1,
-}
+_PROMPTS = {"type": "array", "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]}, "minItems": 1}
 PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _PROMPTS, _TOKEN_IDS]}
 
 
@@ -121,11 +117,7 @@ class CompletionJobs(JobMaker):
             yield from body.renamed_parts(self._read(request, bounds_output=True))
 
     def _read(
-        self,
-        request: CompletionRequest,
-        *,
-        bounds_output: bool = False,
-        is_rendered: bool = False,
+        self, request: CompletionRequest, *, bounds_output: bool = False, is_rendered: bool = False
     ) -> Iterator[Part | End]:
         """Args: bounds_output: as of `ChatJobs.read_other`."""
         yield from request.unheeded

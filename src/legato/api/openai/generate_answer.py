@@ -198,7 +198,12 @@ def _id_logprob(token_id: int, logprob: float, rank: int | None) -> bytes:
     return b'{"token_id":%d,"logprob":%b,"rank":%b}' % (token_id, number(logprob), shown_rank)
 
 
-@router.post("/inference/v1/generate", **body_route(GenerateRequest, TokensAnswer, streams=True))
+@router.post(
+    "/inference/v1/generate",
+    **body_route(
+        GenerateRequest, TokensAnswer, streams=True, variants=(TextAnswer, DerenderedAnswer)
+    ),
+)
 async def generate(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Complete a prompt given in tokens."""
     job = await context.text.job("generate", body, arrival)

@@ -9,6 +9,7 @@ from legato.api.openai.chat_body import ChatRequest
 from legato.api.openai.tokenization_body import (
     DetokenizeAnswer,
     DetokenizeRequest,
+    LlamaTokens,
     TemplatedPrompt,
     TokenizeAnswer,
     TokenizeRequest,
@@ -19,7 +20,10 @@ router = APIRouter(tags=["tokenization"])
 info_router = APIRouter(tags=["tokenization"])
 
 
-@router.post("/tokenize", **body_route(TokenizeRequest, TokenizeAnswer, is_computed=False))
+@router.post(
+    "/tokenize",
+    **body_route(TokenizeRequest, TokenizeAnswer, is_computed=False, variants=(LlamaTokens,)),
+)
 async def tokenize(body: JsonBytes, context: ContextDep, arrival: ArrivalDep) -> Response:
     """Return the token ids of a prompt or a conversation."""
     return pieces_response(await context.text.answer("tokenize", body, arrival))

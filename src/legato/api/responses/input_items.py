@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import (
-    BeforeValidator,
-    Field,
-    Tag,
-    TypeAdapter,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, Tag, TypeAdapter, WithJsonSchema
 
 from legato.api.bodies.body_model import AtMost, LenientModel, Name, by_type
 from legato.api.bodies.chat_messages import TEXT_PARTS, CallArguments
@@ -28,10 +22,7 @@ _PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": _PART, "maxItems": MAX_CONTENT_PARTS},
-    ]
+    "anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "maxItems": MAX_CONTENT_PARTS}]
 }
 
 
@@ -207,10 +198,7 @@ def messages_of(items: Iterable[Placed]) -> Iterator[tuple[str, dict[str, Any]]]
                 yield name, {"role": item.role, "content": "\n".join(item.content)}
             case ToolOutputItem():
                 content = "\n".join(item.output)
-                yield (
-                    name,
-                    {"role": "tool", "tool_call_id": item.call_id, "content": content},
-                )
+                yield (name, {"role": "tool", "tool_call_id": item.call_id, "content": content})
     if turn:
         yield place, turn
 

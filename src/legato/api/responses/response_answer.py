@@ -49,13 +49,7 @@ class ResponsesFormat:
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        job: Job,
-        arrival: Arrival,
-        *,
-        model: str,
-        keep: Keep | None,
+        self, vocabulary: Vocabulary, job: Job, arrival: Arrival, *, model: str, keep: Keep | None
     ) -> None:
         terms = job.terms_as(ResponseTerms)
         self._arrival = arrival

@@ -80,10 +80,7 @@ async def create_response(
     if not terms.is_background:
         return await respond(run, answer_format)
     background = response.run = BackgroundRun(
-        run,
-        answer_format,
-        grown=lambda: store.count_again(arrival.tenant, response),
-        finish=keep,
+        run, answer_format, grown=lambda: store.count_again(arrival.tenant, response), finish=keep
     )
     if not store.put(arrival.tenant, response):
         background.drop()
@@ -108,8 +105,7 @@ async def count_input_tokens(
 
 
 @router.get(
-    "/v1/responses/{response_id}",
-    responses=responses(ResponseAnswer, errors=_ERRORS, streams=True),
+    "/v1/responses/{response_id}", responses=responses(ResponseAnswer, errors=_ERRORS, streams=True)
 )
 async def retrieve_response(
     response_id: str,

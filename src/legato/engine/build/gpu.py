@@ -11,11 +11,7 @@ from legato.core.memory_limits import check_size
 from legato.core.plan import FIRST_STATE
 from legato.core.rows import GPU_ROWS
 from legato.engine.build.blueprint import Blueprint
-from legato.engine.build.kv_cache import (
-    configured_cache,
-    make_kv_manager,
-    no_memory,
-)
+from legato.engine.build.kv_cache import configured_cache, make_kv_manager, no_memory
 from legato.engine.build.runtime import ModelRuntime
 from legato.executor.cache_memory import raising_memory_error
 from legato.executor.state_cache import StateCache
@@ -190,9 +186,7 @@ class GpuShard:
             ),
             blocks=tuple(self.program.blocks),
             rows=msgspec.structs.replace(
-                GPU_ROWS,
-                experts=self.model.spec.expert_counts,
-                most_packed=self.model.most_packed,
+                GPU_ROWS, experts=self.model.spec.expert_counts, most_packed=self.model.most_packed
             ),
             kernels="triton",
         )

@@ -16,7 +16,6 @@ from legato.kv.manager import KVCacheManager
 from legato.model.model import CacheGroup, CacheSpec
 from legato.transfer.block_memory import CacheMemory, Region
 from legato.transfer.keys import read_key
-from legato.transfer.local_mover import LocalMover
 from legato.transfer.mover import Mover
 from legato.transfer.nixl_mover import NixlMover
 from legato.transfer.protocol import Layout
@@ -28,17 +27,8 @@ _SAMPLED = 64
 
 def nixl_mover(config: TransferConfig, memory: CacheMemory) -> Mover:
     """Make a mover between processes, on one machine or several."""
-    return NixlMover(new_name(), memory, is_local=is_loopback(config.kv_transfer_host))
-
-
-def local_mover(_config: TransferConfig, memory: CacheMemory) -> Mover:
-    """Make a mover between engines in one process."""
-    return LocalMover(new_name(), memory)
-
-
-def new_name() -> str:
-    """Return a unique name for a mover."""
-    return f"legato-{secrets.token_hex(8)}"
+    name = f"legato-{secrets.token_hex(8)}"
+    return NixlMover(name, memory, is_local=is_loopback(config.kv_transfer_host))
 
 
 def make_transfers(

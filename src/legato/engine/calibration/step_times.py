@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 from legato.core.config import EngineConfig, SchedulerConfig
 from legato.core.rows import RowCounts
-from legato.engine.calibration.calibration import (
-    ON_A_CPU,
-    SHORTEST_CHUNK,
-    Calibration,
-    Extent,
-)
+from legato.engine.calibration.calibration import ON_A_CPU, SHORTEST_CHUNK, Calibration, Extent
 from legato.engine.calibration.calibration_file import CalibrationFile, Measurements, shape_counts
 from legato.engine.calibration.disturbance import CoreWait, Quality
 from legato.engine.calibration.recalibration import Recalibration

@@ -203,10 +203,15 @@ class Grammars:
 
     def _give_up(self) -> list[RequestOutput]:
         """End the requests of the grammar that takes too long; another thread makes the others."""
-        work, self._work = self._work, None
+        work = self._work
         if work is None:
             return []
+        # Before the look whether it has just ended: its thread removes it after the end.
         self._stuck[work.source] = work
+        if self._work is not work:
+            self._stuck.pop(work.source, None)
+            return []
+        self._work = None
         self._worker = _worker()
         if self._tokenizer is not None and not self._tokenizer.done():
             self._tokenizer = None
@@ -221,14 +226,13 @@ class Grammars:
         return outputs
 
     def _compile(self, source: str, tokenizer: Future[LLTokenizer]) -> _Made:
-        """Return a grammar for one request; only the worker's thread uses the cache."""
+        """Return a grammar for one request. A thread that was given up may use the cache, too."""
         started_s = time.perf_counter()
-        if source not in self._compiled:
-            self._compiled[source] = compile_grammar(tokenizer.result(), source)
-        self._compiled.move_to_end(source)
+        kept = self._compiled.pop(source, None) or compile_grammar(tokenizer.result(), source)
+        copied = kept.copied()
+        self._compiled[source] = kept
         if len(self._compiled) > _CACHED:
             self._compiled.popitem(last=False)
-        copied = self._compiled[source].copied()
         return _Made(copied, time.perf_counter() - started_s)
 
 

@@ -61,10 +61,7 @@ class EngineProcess:
     """
 
     def __init__(
-        self,
-        process: ChildProcess,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        self, process: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._process = process
         self._reader = reader

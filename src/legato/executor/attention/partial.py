@@ -13,12 +13,7 @@ _MOST_SCORES = 2**22
 
 
 def attend_part(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float,
-    is_causal: bool,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float, is_causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention and the log of the softmax denominator; the only mask is the causal one.
 
@@ -74,9 +69,7 @@ def attend_explicitly(
     return torch.cat(parts)
 
 
-def merge_parts(
-    parts: list[tuple[torch.Tensor, torch.Tensor]],
-) -> torch.Tensor:
+def merge_parts(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """Merge attention over disjoint sets of keys; shapes as `attend_part` returns them."""
     out, lse = parts[0]
     if len(parts) == 1:

@@ -49,11 +49,7 @@ class TorchStepAttention:
     """
 
     def __init__(
-        self,
-        cache: KeyValueCache,
-        slots: torch.Tensor,
-        chunks: list[PackedChunk],
-        runs: list[Runs],
+        self, cache: KeyValueCache, slots: torch.Tensor, chunks: list[PackedChunk], runs: list[Runs]
     ) -> None:
         self._cache = cache
         self._slots = slots

@@ -155,15 +155,7 @@ def project_weighted(
     size, depth = out.shape[2], inner.shape[1]
     options = _options(inner, pairs, weights)
     _project_weighted[(len(pairs.tiles) * triton.cdiv(size, options["tile_outputs"]),)](
-        inner,
-        pairs.order,
-        pairs.tiles,
-        *weights,
-        factors,
-        out,
-        size,
-        depth,
-        **options,
+        inner, pairs.order, pairs.tiles, *weights, factors, out, size, depth, **options
     )
 
 

@@ -345,15 +345,7 @@ def _load_codes(
 
 
 @triton.jit
-def _load_scales(
-    scales,
-    minima,
-    output,
-    num_outputs,
-    first,
-    depth,
-    tile_depth: tl.constexpr,
-):
+def _load_scales(scales, minima, output, num_outputs, first, depth, tile_depth: tl.constexpr):
     """Return scales and minima of tile_depth columns: [outputs, groups], 0 after them."""
     num_groups = depth // _GROUP
     group = first // _GROUP + tl.arange(0, tile_depth // _GROUP)

@@ -218,15 +218,7 @@ def _draw(
 
 
 @triton.jit
-def _gather(
-    row,
-    candidates,
-    vocab_size,
-    best,
-    greatest,
-    halving,
-    tile: tl.constexpr,
-):
+def _gather(row, candidates, vocab_size, best, greatest, halving, tile: tl.constexpr):
     """Return the last key whose tokens are all candidates, and their tokens and logits [tile].
 
     At least half of the lanes have their greatest logit among them. The key is -1 if there are more
@@ -361,16 +353,7 @@ def _measure(
 
 
 @triton.jit
-def _pick(
-    row,
-    vocab_size,
-    best,
-    halving,
-    last_key,
-    point,
-    unit: tl.constexpr,
-    tile: tl.constexpr,
-):
+def _pick(row, vocab_size, best, halving, last_key, point, unit: tl.constexpr, tile: tl.constexpr):
     """Return the first token whose cumulative weight, from token 0 on, exceeds `point`."""
     lane = tl.arange(0, tile)
     first = tl.full([], -tile, tl.int32)

@@ -310,16 +310,9 @@ _MAILBOX = "|".join(
     for num_dots, longest in ((0, 64), (1, 31), (2, 20), (3, 15))
 )
 
-_BESIDE = {
-    "date": [_DAY],
-    "date-time": [_DAY, "^.{17}[0-5]"],
-    "time": ["^.{6}[0-5]"],
-}
+_BESIDE = {"date": [_DAY], "date-time": [_DAY, "^.{17}[0-5]"], "time": ["^.{6}[0-5]"]}
 """Key a format, value patterns that its strings must match too."""
-_INSTEAD = {
-    "email": [f"^(?:{_MAILBOX})@{_host(36)}$"],
-    "hostname": [f"^{_host(49)}$"],
-}
+_INSTEAD = {"email": [f"^(?:{_MAILBOX})@{_host(36)}$"], "hostname": [f"^{_host(49)}$"]}
 """Key a format, value patterns that replace llguidance's own."""
 
 

@@ -80,10 +80,7 @@ class MessageReader:
             self._reader = MarkedMessage(syntax, self._parts)
 
     def feed(
-        self,
-        text: str,
-        finish_reason: FinishReason | None,
-        stop_reason: int | str | None = None,
+        self, text: str, finish_reason: FinishReason | None, stop_reason: int | str | None = None
     ) -> MessageDelta:
         """Return the message's new parts.
 

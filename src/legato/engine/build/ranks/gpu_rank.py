@@ -44,11 +44,7 @@ class GpuRank:
         assert not num_host_states, "no GPU swaps states"
         shard = self._shard
         return GpuFollower(
-            shard.program,
-            self._device,
-            shard.runner,
-            depth=shard.depth,
-            host_sizes=host_sizes,
+            shard.program, self._device, shard.runner, depth=shard.depth, host_sizes=host_sizes
         )
 
     def runtime(self, cache: CacheSpec, kv: KVCacheManager, followers: Followers) -> ModelRuntime:
