@@ -256,14 +256,27 @@ def test_a_margin_is_forgotten_where_it_alone_keeps_work_out(
 def test_streams_of_few_gaps_bear_less() -> None:
     """One late gap of less than a hundred breaks the promise of 99 in 100, one of more may not."""
     few, many = (streaming(num_output) for num_output in (99, 100))
-    assert allowed_miss_rate([few, many]) == allowed_miss_rate([few]) < allowed_miss_rate([many])
-    assert allowed_miss_rate([many, streaming(100, quantile=0.999)]) < allowed_miss_rate([many])
+    stricter = streaming(100, quantile=0.999)
+    assert miss_rate([few, many]) == miss_rate([few]) < miss_rate([many])
+    assert miss_rate([many, stricter]) == miss_rate([few, many, stricter]) < miss_rate([many])
     best_effort, prompt = streaming(2, itl_s=None), streaming(0)
-    assert allowed_miss_rate([many, best_effort, prompt]) == allowed_miss_rate([many])
+    assert miss_rate([many, best_effort, prompt]) == miss_rate([many])
     serve(margin := Margin(), Phase(3000, rate=0.03, longest_s=0.05))
     strict = margin.factor(LIMIT_S)
-    margin.set_miss_rate(allowed_miss_rate([many]))
+    margin.set_miss_rate(miss_rate([many]))
     assert margin.factor(LIMIT_S) < strict
+
+
+def test_no_stream_is_asked_after_the_strictest() -> None:
+    few, many = (streaming(num_output) for num_output in (99, 100))
+    rest = iter([many, few, many, many])
+    allowed_miss_rate(rest, [few.slo, SloClass()])
+    assert len([*rest]) == 2
+    assert allowed_miss_rate([], []) == miss_rate([few])
+
+
+def miss_rate(requests: list[Request]) -> float:
+    return allowed_miss_rate(requests, [request.slo for request in requests])
 
 
 def streaming(num_output: int, quantile: float = 0.99, itl_s: float | None = LIMIT_S) -> Request:

@@ -1,14 +1,16 @@
 """What an engine tells those who choose among several: its forecasts come true."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from legato.core.replica_state import ReplicaState
+from legato.core.request import Request
 from legato.scheduler.step_costs import StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato.scheduler.step_time import StepTimeModel
+from legato.scheduler.streams_ahead import StreamsAhead
 from tests.scheduler.harness import Harness
 from tests.scheduler.step_times import calibrate
 
@@ -111,3 +113,20 @@ def test_the_work_of_a_forecast_is_bounded(
         evaluations.clear()
         work()
         assert 10 < len(evaluations) < bound
+
+
+def test_requests_ahead_of_a_short_and_a_long_prompt_are_played_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = loaded(20, 30)
+    num_played = 0
+    add = StreamsAhead.add
+
+    def counted(streams: StreamsAhead, requests: Sequence[Request]) -> None:
+        nonlocal num_played
+        num_played += len(requests)
+        add(streams, requests)
+
+    monkeypatch.setattr(StreamsAhead, "add", counted)
+    harness.scheduler.state(harness.clock())
+    assert num_played == 30

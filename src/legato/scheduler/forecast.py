@@ -1,7 +1,7 @@
 """Forecasts a new request's first token from the step-time model and the queue."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from legato.core.config import SchedulerConfig
 from legato.core.request import AddRequest, Request
@@ -40,6 +40,8 @@ present: the rest of a limit may be short because a step was interrupted."""
 _LONG = 4096
 """Tokens of the prompt that measures the time per token; at most half of the context."""
 _HORIZON_S = 60.0
+
+_Ahead = tuple[list[Request], list[Request], float]
 
 
 class FetchTime:
@@ -114,20 +116,24 @@ class Forecast:
         """
         if not self._model.is_known:
             return None
-        streams = self._streams_after_queue(request, now_s, up_to_s, without)
+        streams = self._streams(now_s)
+        self._play(self._ahead(request, without), streams, up_to_s)
         return self._ttft_s(request, streams, now_s, up_to_s)
 
     def two_ttfts_s(
         self, shorter: Request, longer: Request, now_s: float, up_to_s: float
     ) -> tuple[float, float] | None:
-        """Return `ttft_s` of two requests, which may share most of one forecast."""
+        """Return `ttft_s` of two requests; the same requests ahead of both are played once."""
         if not self._model.is_known:
             return None
-        before_shorter = self._streams_after_queue(shorter, now_s, up_to_s)
-        if self._queues.place(shorter) == self._queues.place(longer):
+        before_shorter = self._streams(now_s)
+        before_longer = before_shorter.copy()
+        ahead, ahead_of_longer = self._ahead(shorter), self._ahead(longer)
+        self._play(ahead, before_shorter, up_to_s)
+        if ahead == ahead_of_longer:
             before_longer = before_shorter.copy()
         else:
-            before_longer = self._streams_after_queue(longer, now_s, up_to_s)
+            self._play(ahead_of_longer, before_longer, up_to_s)
         return (
             self._ttft_s(shorter, before_shorter, now_s, up_to_s),
             self._ttft_s(longer, before_longer, now_s, up_to_s),
@@ -168,18 +174,26 @@ class Forecast:
             if request.is_stream and not request.is_best_effort
         ]
 
-    def _streams_after_queue(
-        self, request: Request, now_s: float, up_to_s: float, without: Collection[Request] = ()
-    ) -> StreamsAhead:
-        """Return the streams after all requests ahead of this one have been served."""
-        streams = self._streams(now_s)
-        for ahead in self._begun_before(request):
-            self._serve([ahead], streams, up_to_s)
+    def _ahead(self, request: Request, without: Collection[Request] = ()) -> _Ahead:
+        """Return the requests that go before this one: begun, waiting, and how many more wait."""
+        begun = [
+            running
+            for running in self._queues.running.values()
+            if not running.is_stream
+            and not running.is_best_effort
+            and self._queues.goes_before(running, request)
+        ]
         waiting, num_more = self._queues.waiting_before(request, self.prompt_s, _MOST_PLAYED)
-        waiting = [one for one in waiting if one not in without]
-        for ahead in waiting[:_ALONE]:
-            self._await_place([ahead], streams)
-            self._serve([ahead], streams, up_to_s)
+        return begun, [one for one in waiting if one not in without], num_more
+
+    def _play(self, ahead: _Ahead, streams: StreamsAhead, up_to_s: float) -> None:
+        """Advance the streams until all requests ahead have been served."""
+        begun, waiting, num_more = ahead
+        for prompt in begun:
+            self._serve([prompt], streams, up_to_s)
+        for prompt in waiting[:_ALONE]:
+            self._await_place([prompt], streams)
+            self._serve([prompt], streams, up_to_s)
         begun_s, others = streams.elapsed_s, waiting[_ALONE:]
         for i in range(0, len(others), _TOGETHER):
             self._await_place(others[i : i + _TOGETHER], streams)
@@ -187,7 +201,6 @@ class Forecast:
         if num_more:
             # The first requests may have found free places and slack that later ones do not.
             streams.elapsed_s += (streams.elapsed_s - begun_s) * num_more / len(others)
-        return streams
 
     def _ttft_s(
         self, request: Request, streams: StreamsAhead, now_s: float, up_to_s: float
@@ -200,16 +213,6 @@ class Forecast:
         if self._queues.has_late(self._queues.tenant(request)):
             ttft_s /= 1.0 - LATE_SHARE
         return ttft_s * self._model.slowdown + self._fetch_time.seconds(request)
-
-    def _begun_before(self, request: Request) -> Iterator[Request]:
-        """Yield the begun prompts that go before the request."""
-        for running in self._queues.running.values():
-            if (
-                not running.is_stream
-                and not running.is_best_effort
-                and self._queues.goes_before(running, request)
-            ):
-                yield running
 
     def _serve(self, ahead: Sequence[Request], streams: StreamsAhead, up_to_s: float) -> None:
         if self._prefill(ahead, streams, up_to_s, is_ahead=True):

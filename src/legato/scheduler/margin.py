@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from legato.core.request import Request
-from legato.core.slo import P99
+from legato.core.slo import P99, SloClass
 
 _MANY_GAPS_MISS_RATE, _FEW_GAPS_MISS_RATE = 0.1, 0.02
 """The margin aims at this share of the late gaps that a promise allows. A stream of few gaps may
@@ -49,13 +49,23 @@ def is_bound(limit_s: float) -> bool:
     return _LEAST_LIMIT_S < limit_s < math.inf
 
 
-def allowed_miss_rate(requests: Iterable[Request]) -> float:
+def allowed_miss_rate(requests: Iterable[Request], classes: Iterable[SloClass]) -> float:
     """Return the largest chance of a late step that the promises of all these requests bear.
 
     Requests without a token do not count yet.
+
+    Args:
+        requests: those with the fewest tokens had best be first.
+        classes: of all requests, so that none bears less than a new request of the strictest.
     """
-    streams = (r for r in requests if r.first_token_s is not None and r.promise_s < math.inf)
-    return min((_bearable(r.slo.itl_quantile, r.num_output_tokens) for r in streams), default=_NEW)
+    quantiles = [slo.itl_quantile for slo in classes if slo.promise_s is not None]
+    least, found = _bearable(max(quantiles, default=P99), 0), math.inf
+    for request in requests:
+        if request.first_token_s is not None and request.promise_s < math.inf:
+            found = min(found, _bearable(request.slo.itl_quantile, request.num_output_tokens))
+            if found <= least:
+                break
+    return _NEW if found == math.inf else found
 
 
 def _bearable(quantile: float, num_gaps: int) -> float:

@@ -76,7 +76,6 @@ class Scheduler:
         drafters: Sequence[Drafter] = (),
         draft_model: CostlyDrafter | None = None,
     ) -> None:
-        assert config.max_num_batched_tokens is not None
         self.containment = Containment()
         self._max_model_len = max_model_len
         self._kv = kv
@@ -257,7 +256,8 @@ class Scheduler:
         self._look_up_waiting()
         self._queues.is_urgent = self._shedding.is_urgent(self._lateness, now_s)
         queues, kv, config, dispatch = self._queues, self._kv, self._config, self._dispatch
-        self._step_time.set_miss_rate(allowed_miss_rate(queues.running.values()))
+        latest_first = reversed(queues.running.values())
+        self._step_time.set_miss_rate(allowed_miss_rate(latest_first, self._classes.values()))
         begins_s = dispatch.look_ahead(now_s, queues.running)
         running = queues.joining
         streams, begun = divided(running, kv)

@@ -2,10 +2,8 @@
 
 import heapq
 import math
-from bisect import insort
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,23 +17,6 @@ _ROUNDING = 1e-6
 _ENDING_TOGETHER = 8
 """A forecast advances until one in this many streams has ended. Beside hundreds of streams, it
 would be slow to advance from one end to the next."""
-
-
-class _Stream(NamedTuple):
-    """A running stream; steps count from the forecast's beginning.
-
-    Attributes:
-        last_step: the step that ends the stream.
-        context: keys that its row would read in step 0; each step adds one.
-        pace: the pace of its class.
-    """
-
-    last_step: float
-    context: float
-    pace: "_Pace"
-
-
-_by_end = attrgetter("last_step")
 
 
 class _Pace:
@@ -110,11 +91,15 @@ class StreamsAhead:
         self._lengths = lengths
         self._num_left = lengths.steady_left
         self._paces: dict[SloClass, _Pace] = {}
-        self._joining: list[Request] = []
+        self._joining: list[tuple[Request, int]] = []  # each with its tokens until its end
         self._num_done = 0.0
         self.elapsed_s = 0.0
         self.shape = StepShape()
-        self._by_end: list[_Stream] = []
+        # Of each stream, by its end: the step that ends it, counted from the forecast's beginning;
+        # the keys that its row would read in step 0, each step adding one; and its class.
+        self._last_steps: list[float] = []
+        self._contexts: list[float] = []
+        self._slos: list[SloClass] = []
         running = [request for request in running if not request.ends_in_flight]
         for request, num_left in zip(
             running, lengths.expected(running)[:, 1].tolist(), strict=True
@@ -123,44 +108,44 @@ class StreamsAhead:
             begun_s = request.first_expected_s - now_s
             due_s = begun_s + request.num_expected_output_tokens * tpot_s
             in_flight = request.num_expected_tokens - request.num_tokens
-            self._by_end.append(self._begun(request, max(1, num_left - in_flight), due_s))
-        self._by_end.sort(key=_by_end)
+            self._begin(request, max(1, num_left - in_flight), due_s)
 
     def copy(self) -> "StreamsAhead":
         """Return an independent copy."""
         other = StreamsAhead(self._idle_limit_s, self._lengths)
-        paces = {slo: pace.copy() for slo, pace in self._paces.items()}
-        known = {id(self._paces[slo]): pace for slo, pace in paces.items()}
-        other._paces = paces
-        other._by_end = [s._replace(pace=known[id(s.pace)]) for s in self._by_end]
+        other._paces = {slo: pace.copy() for slo, pace in self._paces.items()}
+        other._last_steps, other._contexts = self._last_steps.copy(), self._contexts.copy()
+        other._slos = self._slos.copy()
         other._joining = self._joining.copy()
         other._num_done, other.elapsed_s = self._num_done, self.elapsed_s
         other.shape = self.shape.copy()
         return other
 
     def __len__(self) -> int:
-        return len(self._by_end) + len(self._joining)
+        return len(self._last_steps) + len(self._joining)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Add requests as streams once the current step has sampled their first tokens."""
-        self._joining += [request for request in requests if self._num_left(request) > 1]
+        lefts = [(request, self._num_left(request)) for request in requests]
+        self._joining += [(request, num_left) for request, num_left in lefts if num_left > 1]
         if self.rest_of_step <= _ROUNDING:
             self._join()
 
     def shape_with(self, requests: Iterable[Request]) -> StepShape:
         """Return the next step's shape with the tokens of the requests."""
         shape = self.shape.copy()
-        shape.add_decodes([request.num_tokens for request in (*self._joining, *requests)])
+        shape.add_decodes([request.num_tokens for request, _ in self._joining])
+        shape.add_decodes([request.num_tokens for request in requests])
         return shape
 
     def longest_steps(self, requests: Sequence[Request]) -> list[StepShape]:
         """Return steps of streams and requests: until the first end, and with most keys."""
-        contexts = [stream.context + self._num_done for stream in self._by_end]
-        left = [stream.last_step - self._num_done for stream in self._by_end]
-        both = [*self._joining, *requests]
-        contexts += [request.num_tokens for request in both]
-        left += [self._num_left(request) for request in both]
-        return longest_steps(np.array(contexts), np.array(left), 2)
+        joining = [*self._joining, *((request, self._num_left(request)) for request in requests)]
+        contexts = np.array(self._contexts) + self._num_done
+        contexts = np.concatenate((contexts, [request.num_tokens for request, _ in joining]))
+        left = np.array(self._last_steps) - self._num_done
+        left = np.concatenate((left, [num_left for _, num_left in joining]))
+        return longest_steps(contexts, left, 2)
 
     @property
     def steady_limit_s(self) -> float:
@@ -198,15 +183,15 @@ class StreamsAhead:
     @property
     def num_steps(self) -> float:
         """Steps until a stream joins, or a few end."""
-        return self.until_end_of(max(1, len(self._by_end) // _ENDING_TOGETHER))
+        return self.until_end_of(max(1, len(self._last_steps) // _ENDING_TOGETHER))
 
     def until_end_of(self, count: int) -> float:
         """Return the steps until a stream joins, or `count` have ended."""
         if self._joining:
             return self.rest_of_step
-        if not self._by_end:
+        if not self._last_steps:
             return math.inf
-        return self._by_end[min(count, len(self._by_end)) - 1].last_step - self._num_done
+        return self._last_steps[min(count, len(self._last_steps)) - 1] - self._num_done
 
     @property
     def rest_of_step(self) -> float:
@@ -219,24 +204,19 @@ class StreamsAhead:
         self.shape.decode_context += num_steps * self.shape.num_decode_rows
         if self.rest_of_step <= _ROUNDING:
             self._join()
-        num_ended, done = 0, self._num_done + _ROUNDING
-        for stream in self._by_end:
-            if stream.last_step > done:
-                break
-            num_ended += 1
-            self.shape.remove_decode(stream.context + self._num_done)
-            stream.pace.count -= 1
-        del self._by_end[:num_ended]
+        ended = slice(bisect_right(self._last_steps, self._num_done + _ROUNDING))
+        for context, slo in zip(self._contexts[ended], self._slos[ended], strict=True):
+            self.shape.remove_decode(context + self._num_done)
+            self._paces[slo].count -= 1
+        del self._last_steps[ended], self._contexts[ended], self._slos[ended]
 
     def _join(self) -> None:
-        for request in self._joining:
+        for request, num_left in self._joining:
             due_s = self.elapsed_s + (1.0 - self._num_done) * (request.slo.tpot_s or 0.0)
-            insort(
-                self._by_end, self._begun(request, self._num_left(request) - 1, due_s), key=_by_end
-            )
+            self._begin(request, num_left - 1, due_s)
         self._joining.clear()
 
-    def _begun(self, request: Request, num_left: int, due_s: float) -> _Stream:
+    def _begin(self, request: Request, num_left: int, due_s: float) -> None:
         """Args: due_s: when its token of step 0 is due by its pace."""
         pace = self._paces.get(request.slo)
         if pace is None:
@@ -245,4 +225,7 @@ class StreamsAhead:
         pace.add(due_s, last_step)
         num_tokens = request.num_expected_tokens
         self.shape.add_decode(num_tokens)
-        return _Stream(last_step, num_tokens - self._num_done, pace)
+        place = bisect_right(self._last_steps, last_step)
+        self._last_steps.insert(place, last_step)
+        self._contexts.insert(place, num_tokens - self._num_done)
+        self._slos.insert(place, request.slo)
