@@ -55,6 +55,7 @@ _SUPPORTED: Rules = {
         "scale": anything(),
         "rope": anything(),
         "window": anything(),
+        "is_chunked": one_of("is_chunked", False),
         "qk_norm": one_of("qk_norm", None, "head", "whole"),
         "norm_after_rope": Rule(
             lambda attention: not (attention.norm_after_rope and attention.qk_norm == "whole"),
@@ -120,6 +121,7 @@ _SUPPORTED: Rules = {
         "group_scores": anything(),
         "is_normalized": anything(),
         "factor": anything(),
+        "scales_input": one_of("scales_input", False),
         "has_expert_scale": anything(),
         "shared_size": anything(),
         "has_shared_gate": anything(),
