@@ -234,8 +234,16 @@ def test_without_a_network_a_tag_is_of_the_files_downloaded_before(
 
     expected = resolve_source("org/m:Q4_K_M")
     monkeypatch.setattr(huggingface_hub, "list_repo_files", broken)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(hub))
+    asked: list[list[str]] = []
+
+    def kept(_: str, allow_patterns: list[str], **__: object) -> str:
+        # The client refuses a folder that lacks some of the files that it is asked for.
+        asked.append(allow_patterns)
+        return str(hub)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", kept)
     assert resolve_source("org/m:Q4_K_M") == expected
+    assert asked == [[], ["m-Q4_K_M.gguf"]]
     with pytest.raises(ConfigError, match="has no GGUF file whose name ends in Q8_0"):
         resolve_source("org/m:Q8_0")
 

@@ -247,18 +247,18 @@ def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
 
 
 def _hub_files(repo_id: str, revision: str | None) -> list[Path]:
-    """Return the names of a hub model's files; without a network, of those downloaded before."""
+    """Return the names of a hub model's files; of those downloaded before if the hub fails."""
     from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
 
     with _refusing_hub(repo_id, revision):
         try:
             return [Path(name) for name in list_repo_files(repo_id, revision=revision)]
-        except RepositoryNotFoundError:
-            raise
         except hub_errors() as error:
+            # Of no pattern: a folder that lacks the others' files is refused as incomplete.
             try:
-                kept = snapshot_download(repo_id, revision=revision, local_files_only=True)
+                kept = snapshot_download(
+                    repo_id, revision=revision, allow_patterns=[], local_files_only=True
+                )
             except hub_errors():
                 raise error from None
             return [path.relative_to(kept) for path in Path(kept).rglob("*.gguf")]
