@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from gguf import GGUFWriter
 
-from tests.families.tiny_config import FULL
+from tests.families.tiny import MODELS
+from tests.families.tiny_config import FULL, Tiny
 
 SOFTMAX, SIGMOID = 1, 2
 Values = dict[str, Any]
@@ -159,6 +161,34 @@ def mixture(config: Any) -> Values:
     }
 
 
+LLAMA4 = Tiny(
+    "llama4_text",
+    {
+        **MODELS["llama4-maverick"].settings,
+        "use_qk_norm": True,
+        "attention_chunk_size": 8192,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+)
+
+
+def llama4(config: Any) -> Values:
+    return {
+        **rope_size()(config),
+        "feed_forward_length": config.intermediate_size_mlp,
+        "expert_feed_forward_length": config.intermediate_size,
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+        "vocab_size": config.vocab_size,
+    }
+
+
 def sized(config: Any) -> Values:
     size = config.moe_intermediate_size
     return {"expert_feed_forward_length": size[0] if isinstance(size, list) else size}
@@ -199,3 +229,16 @@ def common(config: Any) -> Values:
             "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
         }
     return values
+
+
+def add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_uint32(key, value)

@@ -14,15 +14,18 @@ from transformers import PreTrainedModel
 from legato.core.errors import UnsupportedModelError
 from tests.checkpoint.gguf_keys import check_keys
 from tests.checkpoint.gguf_layouts import (
+    LLAMA4,
     SIGMOID,
     SOFTMAX,
     Change,
     Values,
+    add,
     common,
     deepseek,
     gpt_neox,
     halved,
     heads_apart,
+    llama4,
     mixture,
     old_deepseek,
     paired,
@@ -48,6 +51,7 @@ class Family(NamedTuple):
     metadata: further keys, or keys with another value; None leaves one out.
     change: of each tensor.
     fused: "qkv" or "experts", projections that are one tensor.
+    experts: changes all experts' weights of a kind.
     """
 
     tiny: str | Tiny
@@ -55,6 +59,7 @@ class Family(NamedTuple):
     metadata: Callable[[Any], Values] = lambda _: {}
     change: Change = unchanged
     fused: tuple[str, ...] = ()
+    experts: Callable[[torch.Tensor], torch.Tensor] = lambda own: own
 
 
 LONG = {**MODELS["minicpm3"].settings["rope_parameters"], "original_max_position_embeddings": 512}
@@ -197,6 +202,7 @@ FAMILIES = {
         ),
     ),
     "olmoe": Family("olmoe", MODEL_ARCH.OLMOE),
+    "llama4": Family(LLAMA4, MODEL_ARCH.LLAMA4, llama4, experts=lambda own: own.mT),
     "minimax-m2": Family(
         "minimax-m2",
         MODEL_ARCH.MINIMAXM2,
@@ -348,11 +354,11 @@ def tensors_of(model: PreTrainedModel, family: Family) -> dict[str, torch.Tensor
         name = name.replace("gate.moe_statics", "moe_statics")
         parent, _, part = name.rpartition(".experts.")
         if part == "gate_up_proj" and "experts" not in family.fused:
-            gate, up = tensor.chunk(2, dim=1)
+            gate, up = family.experts(tensor).chunk(2, dim=1)
             found |= {f"{parent}.experts.gate_proj.weight": gate}
             found |= {f"{parent}.experts.up_proj.weight": up}
         elif part in ("gate_up_proj", "down_proj"):
-            found[f"{name}.weight"] = tensor
+            found[f"{name}.weight"] = family.experts(tensor)
         else:
             found |= family.change(name, tensor, model.config)
     if "qkv" in family.fused:
@@ -426,19 +432,6 @@ def add_unmapped(
             writer.add_array(f"xielu.{key}", values)
 
 
-def add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif value is not None:
-        writer.add_uint32(key, value)
-
-
 def model_of(family: Family) -> PreTrainedModel:
     return random_model(MODELS[family.tiny] if isinstance(family.tiny, str) else family.tiny)
 
@@ -453,7 +446,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     assert_same_logits(logits, reference_logits(model, PROMPT))
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "glm4", "glm4-moe"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "glm4", "glm4-moe", "llama4"])
 def test_quantized_matrices_equal_transformers(name: str, tmp_path: Path) -> None:
     family, path = FAMILIES[name], tmp_path / "model.gguf"
     tiny = MODELS[family.tiny] if isinstance(family.tiny, str) else family.tiny

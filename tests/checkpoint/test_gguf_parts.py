@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -214,6 +215,55 @@ def test_the_gguf_files_of_the_hub_are_suggested(model: str) -> None:
         resolve_source(model)
 
 
+@pytest.mark.parametrize("name", ["m-imat-Q4_K_M.gguf", "old/m-Q4_K_M.gguf"])
+def test_a_tag_of_several_files_downloads_none(
+    name: str, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: [*HUB, name])
+    with pytest.raises(ConfigError, match="has several GGUF files for Q4_K_M") as refused:
+        resolve_source("org/m:Q4_K_M")
+    assert name in str(refused.value)
+    assert not hub.exists()
+
+
+def test_without_a_network_a_tag_is_of_the_files_downloaded_before(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ConnectionResetError("no network")
+
+    expected = resolve_source("org/m:Q4_K_M")
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", broken)
+    asked: list[list[str]] = []
+
+    def kept(_: str, allow_patterns: list[str], **__: object) -> str:
+        # The client refuses a folder that lacks some of the files that it is asked for.
+        asked.append(allow_patterns)
+        return str(hub)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", kept)
+    assert resolve_source("org/m:Q4_K_M") == expected
+    assert asked == [[], ["m-Q4_K_M.gguf"]]
+    with pytest.raises(ConfigError, match="has no GGUF file whose name ends in Q8_0"):
+        resolve_source("org/m:Q8_0")
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("kind", [GatedRepoError, RepositoryNotFoundError])
+@pytest.mark.parametrize("model", ["org/m", "org/m:Q8_0"])
+def test_a_refusal_of_the_hub_names_the_token(
+    model: str, kind: type[HfHubHTTPError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        request = httpx.Request("GET", "http://hub/api/models/org/m")
+        raise kind("no", response=httpx.Response(401, request=request))
+
+    for name in ("list_repo_files", "snapshot_download"):
+        monkeypatch.setattr(huggingface_hub, name, refuse)
+    with pytest.raises(ConfigError, match="HF_TOKEN"):
+        resolve_source(model)
+
+
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("kind", [HfHubHTTPError.__mro__[1], RuntimeError, ConnectionResetError])
 def test_a_connection_that_breaks_is_told(
@@ -223,8 +273,6 @@ def test_a_connection_that_breaks_is_told(
         raise kind("the connection broke")
 
     monkeypatch.setattr(huggingface_hub, "list_repo_files", broken)
-    with pytest.raises(ConfigError, match="has no GGUF file"):
-        resolve_source("org/m:Q5_K_M")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", broken)
     for model in ("org/m", "org/m:Q8_0"):

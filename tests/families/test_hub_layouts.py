@@ -358,6 +358,10 @@ REFUSALS: dict[str, tuple[str, Config, str]] = {
     "part of a head": ("smollm3", {"partial_rotary_factor": 0.5}, "only a part of each head"),
     "activation": ("arcee", {"hidden_act": "tanh"}, "unsupported activation 'tanh'"),
     "layers": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 4 layers"),
+    "layers with chunks": ("llama4", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 4"),
+    "kinds with chunks": ("llama4", {"layer_types": ["linear_attention"] * 4}, "unsupported layer"),
+    "temperature": ("llama4", {"floor_scale": 0}, "floor_scale is 0.0, not 1 or more"),
+    "no chunk": ("llama4", {"attention_chunk_size": 0}, "window"),
 }
 
 

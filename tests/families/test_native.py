@@ -35,6 +35,7 @@ NOT_NATIVE = {
     "gpt-neox-sequential": "activation is 'gelu', not silu or gelu_tanh",
     "apertus": "activation is 'xielu', not silu or gelu_tanh",
     "arcee": "activation is 'relu2', not silu or gelu_tanh",
+    **dict.fromkeys(("llama4", "llama4-maverick"), "is_chunked is True, not False"),
     **dict.fromkeys(
         (
             *("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"),

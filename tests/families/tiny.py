@@ -301,6 +301,32 @@ MODELS = {
             "rope_parameters": _yarn(truncate=False),
         },
     ),
+    "llama4": Tiny(
+        "llama4_text",
+        {
+            "head_dim": 32,
+            "intermediate_size_mlp": 160,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 1,
+            "attention_chunk_size": WINDOW,
+            "no_rope_layer_interval": 2,
+            "floor_scale": 16,
+            "attn_scale": 0.5,
+        },
+    ),
+    "llama4-maverick": Tiny(
+        "llama4_text",
+        {
+            "head_dim": 64,
+            "intermediate_size_mlp": 160,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": WINDOW,
+            "use_qk_norm": False,
+        },
+    ),
     "glm4-moe": Tiny(
         "glm4_moe",
         {

@@ -27,6 +27,7 @@ class DenseAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -42,7 +43,7 @@ class DenseAttention:
             scores = torch.einsum("qhd,khd->hqk", q, k).float() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            scores = scores.masked_fill(~visible(len(q), sliding_window), float("-inf"))
+            scores = scores.masked_fill(~visible(len(q), sliding_window, is_chunked), float("-inf"))
             if sinks is not None:
                 last = sinks.view(-1, 1, 1).expand(*scores.shape[:2], 1)
                 scores = torch.cat([scores, last], dim=-1)
@@ -51,12 +52,15 @@ class DenseAttention:
         return torch.cat(outputs)
 
 
-def visible(num_tokens: int, sliding_window: int | None) -> torch.Tensor:
+def visible(num_tokens: int, window: int | None, is_chunked: bool = False) -> torch.Tensor:
     """[num_tokens queries, num_tokens keys] bool."""
     positions = torch.arange(num_tokens)
     age = positions[:, None] - positions[None, :]
     seen = age >= 0
-    return seen if sliding_window is None else seen & (age < sliding_window)
+    if window is None:
+        return seen
+    chunks = positions // window
+    return seen & (chunks[:, None] == chunks if is_chunked else age < window)
 
 
 def fresh_states(shapes: Sequence[StateShape], lengths: Sequence[int]) -> StepStates | None:

@@ -69,6 +69,7 @@ class StaticAttention(StepAttention):
         *,
         scale: float,
         sliding_window: int | None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -76,6 +77,7 @@ class StaticAttention(StepAttention):
         assert key is not None
         assert value is not None
         assert sliding_window is None, "a static batch has no windows"
+        assert not is_chunked, "and no chunks"
         assert softcap is None, "peers' models have no soft caps"
         keys, values = self._cache[layer]  # [R, K, N, D]
         keys[:, :, -1], values[:, :, -1] = key, value

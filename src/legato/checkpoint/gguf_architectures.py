@@ -1,6 +1,7 @@
 """The architectures of GGUF files: their metadata and tensors in transformers' words."""
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -376,10 +377,10 @@ SHARED_GATES = _at("shared_expert_gate.weight", change=lambda gate: gate.reshape
 """From [E] to [1, E]."""
 
 
-def _expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
-    """Split the experts of gpt-oss, which transformers has in another layout than GGUF files."""
-    own = (layer.moe for layer in spec.layers)
-    return [split_experts(next(moe for moe in own if moe), spec.hidden_size)]
+def expert_splits(_: GGUFFile, spec: DecoderSpec) -> list[Transform]:
+    """Split experts that transformers has in another layout than GGUF files."""
+    found = (moe for layer in spec.layers if (moe := layer.moe) is not None)
+    return [split_experts(moe, spec.hidden_size) for moe in islice(found, 1)]
 
 
 def without_predictors(file: GGUFFile, spec: DecoderSpec) -> list[Transform]:
@@ -448,7 +449,7 @@ ARCHITECTURES = {
     "qwen3": GGUFArchitecture(_qwen3_config),
     "qwen3moe": GGUFArchitecture(_qwen3_moe_config, EXPERT_NAMES),
     "phi3": GGUFArchitecture(_phi3_config, {"ffn_up": "mlp.gate_up_proj"}),
-    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | EXPERT_NAMES, _expert_splits),
+    "gpt-oss": GGUFArchitecture(_gpt_oss_config, _GPT_OSS | EXPERT_NAMES, expert_splits),
     "granitehybrid": GGUFArchitecture(
         _granite_hybrid_config,
         MAMBA2_NAMES | EXPERT_NAMES,

@@ -11,6 +11,7 @@ from legato.checkpoint.gguf_architectures import (
     GGUFArchitecture,
     common_config,
     expert_config,
+    expert_splits,
     layer_counts,
     shared_size,
     without_predictors,
@@ -23,11 +24,13 @@ from legato.checkpoint.gguf_dense import (
 )
 from legato.checkpoint.gguf_file import GGUFFile
 from legato.core.errors import UnsupportedModelError
+from legato.model.description import FULL
 from legato.model.quantization import plain
 from legato.model.spec import DecoderSpec
 from legato.model.transforms import Named, Transform, Weight
 
 _SOFTMAX, _SIGMOID = 1, 2  # an `expert_gating_func`
+_LLAMA4_CHUNK, _MAVERICK_EXPERTS = 8192, 128
 
 
 def _qwen2_moe_config(file: GGUFFile) -> dict[str, Any]:
@@ -146,6 +149,29 @@ def _refuse_experts(file: GGUFFile, num_layers: int) -> None:
         )
 
 
+def _llama4_config(file: GGUFFile) -> dict[str, Any]:
+    """Describe Llama 4; the file has no more of its chunks than that there are none, by a width 0.
+
+    As in llama.cpp, only models of 128 experts do not normalize queries and keys.
+    """
+    chunk = file.get("attention.sliding_window", _LLAMA4_CHUNK)
+    contents = {
+        **named("Llama4ForCausalLM", attention_bias="attn_q.bias")(file),
+        "num_local_experts": file.get("expert_count", 0),
+        "num_experts_per_tok": file.get("expert_used_count", 0),
+        "attention_chunk_size": _LLAMA4_CHUNK,
+        "no_rope_layer_interval": 4 if chunk else 0,
+        "interleave_moe_layer_step": file.needed("interleave_moe_layer_step"),
+        "use_qk_norm": file.get("expert_count", 0) != _MAVERICK_EXPERTS,
+    }
+    dense_size = contents["intermediate_size"]
+    return contents | {
+        "intermediate_size": file.needed("expert_feed_forward_length"),
+        "intermediate_size_mlp": dense_size,
+        "layer_types": None if chunk else [FULL] * contents["num_hidden_layers"],
+    }
+
+
 def _mistral4_config(file: GGUFFile) -> dict[str, Any]:
     return {
         **_latent_config(file),
@@ -251,6 +277,7 @@ MIXTURES = {
         lambda *own: [*without_predictors(*own), *split_parts(*own)],
         implied={"expert_gating_func": (_SIGMOID,)},
     ),
+    "llama4": GGUFArchitecture(_llama4_config, EXPERT_NAMES, expert_splits),
     "deepseek2": GGUFArchitecture(_deepseek_config, EXPERT_NAMES | _LATENT_NAMES, _joined_heads),
     "mistral4": GGUFArchitecture(
         _mistral4_config,

@@ -2,7 +2,8 @@
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -225,27 +226,42 @@ def _download(repo_id: str, revision: str | None, patterns: Sequence[str]) -> Pa
 
 
 def _download_gguf(repo_id: str, tag: str, revision: str | None) -> Path:
-    """Download the GGUF file whose name ends in this tag, such as Q4_K_M, with all its parts."""
-    spelled = sorted({tag, tag.upper(), tag.lower()})
-    # As `has_tag`: F16 is no tag of a file that ends in BF16.
-    patterns = [
-        f"{begin}{own}{end}"
-        for own in spelled
-        for begin in ("", "*[-._/]")
-        for end in (".gguf", "-*-of-*.gguf")
-    ]
-    folder = _snapshot(repo_id, revision, patterns, ("*mmproj*", "mtp-*"))
+    """Download the GGUF file whose name ends in this tag, such as Q4_K_M, with all its parts.
+
+    The list of files comes first: a tag of several models downloads none.
+    """
+    files = _hub_files(repo_id, revision)
     has_tag = re.compile(rf"(?i)(.*[-._/])?{re.escape(tag)}(-\d{{5}}-of-\d{{5}})?\.gguf")
-    files = [path for path in folder.rglob("*.gguf") if has_tag.fullmatch(path.name)]
-    found = _gguf_models(files)
+    own = [path for path in files if not _COMPANION.fullmatch(path.name)]
+    found = _gguf_models([path for path in own if has_tag.fullmatch(path.name)])
     if not found:
         _suggest_gguf(repo_id, revision)
         raise ConfigError(f"{repo_id} has no GGUF file whose name ends in {tag}")
     if len(found) > 1:
-        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        names = ", ".join(map(str, found))
         raise ConfigError(f"{repo_id} has several GGUF files for {tag}: {names}")
+    parts = [path.as_posix() for path in gguf_parts(found[0])]
+    folder = _snapshot(repo_id, revision, parts, ())
     # Not resolved: the hub's cache stores each part under its digest.
-    return _first_part(found[0])
+    return _first_part(folder / found[0])
+
+
+def _hub_files(repo_id: str, revision: str | None) -> list[Path]:
+    """Return the names of a hub model's files; of those downloaded before if the hub fails."""
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    with _refusing_hub(repo_id, revision):
+        try:
+            return [Path(name) for name in list_repo_files(repo_id, revision=revision)]
+        except hub_errors() as error:
+            # Of no pattern: a folder that lacks the others' files is refused as incomplete.
+            try:
+                kept = snapshot_download(
+                    repo_id, revision=revision, allow_patterns=[], local_files_only=True
+                )
+            except hub_errors():
+                raise error from None
+            return [path.relative_to(kept) for path in Path(kept).rglob("*.gguf")]
 
 
 def _suggest_gguf(repo_id: str, revision: str | None) -> None:
@@ -271,21 +287,36 @@ def _snapshot(
 ) -> Path:
     # A local import: it takes longer than everything else that a local model needs.
     from huggingface_hub import snapshot_download
+
+    with _refusing_hub(repo_id, revision):
+        return Path(
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(ignored),
+            )
+        )
+
+
+@contextmanager
+def _refusing_hub(repo_id: str, revision: str | None) -> Iterator[None]:
+    """Raise `ConfigError` for what the hub refuses, with the token that may be missing."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     where = f"{repo_id!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        folder = snapshot_download(
-            repo_id,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=list(ignored),
-        )
+        yield
     except GatedRepoError as error:
-        raise ConfigError(f"access to {where} must be granted on huggingface.co first") from error
+        raise ConfigError(
+            f"access to {where} must be granted on huggingface.co first, to the account of the "
+            "token in HF_TOKEN"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise ConfigError(f"no folder {repo_id!r} here and no such model on the hub") from error
+        raise ConfigError(
+            f"no folder {repo_id!r} here and no such model on the hub; if it is private, set "
+            "HF_TOKEN to a token that may read it"
+        ) from error
     except hub_errors() as error:
         told = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"could not get {where} from the Hugging Face hub: {told}") from error
-    return Path(folder)

@@ -41,6 +41,7 @@ _SUPPORTED: Rules = {
             *("num_heads", "num_kv_heads", "head_dim", "scale", "rope", "window", "softcap"),
             *("has_sinks", "qkv_bias", "output_bias", "kv_from"),
         ),
+        "is_chunked": one_of("is_chunked", False),
         "qk_norm": one_of("qk_norm", None, "head", "whole"),
         "norm_after_rope": Rule(
             lambda attention: not (attention.norm_after_rope and attention.qk_norm == "whole"),

@@ -25,6 +25,7 @@ class Architecture(NamedTuple):
         is_interleaved: rope rotates neighbours, not halves of a head.
         adds_one: norms are stored minus 1.
         has_transposed_experts: weights of experts are inputs by outputs, gates and ups alternate.
+        may_transpose_experts: weights of all experts may be inputs by outputs, gates before ups.
         unused: ends of the names of tensors that are not weights.
         unused_prefixes: beginnings of such names.
         other_types: further values of `model_type`, which transformers does not know.
@@ -43,6 +44,7 @@ class Architecture(NamedTuple):
     is_interleaved: bool = False
     adds_one: bool = False
     has_transposed_experts: bool = False
+    may_transpose_experts: bool = False
     unused: tuple[str, ...] = ()
     unused_prefixes: tuple[str, ...] = ()
     other_types: tuple[str, ...] = ()

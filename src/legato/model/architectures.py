@@ -10,6 +10,7 @@ from legato.model.description import Description, keys_of
 from legato.model.expert_architectures import EXPERT_ARCHITECTURES, HUNYUAN_IMPLIED
 from legato.model.gemma4 import GEMMA4_ARCHITECTURES
 from legato.model.latent_architectures import LATENT_ARCHITECTURES
+from legato.model.llama4 import LLAMA4_ARCHITECTURES
 from legato.model.mixer_spec import DeltaNetSpec
 from legato.model.mlp_spec import MoeSpec
 from legato.model.recurrent_architectures import RECURRENT_ARCHITECTURES
@@ -264,6 +265,7 @@ ARCHITECTURES = {
     ),
     **EXPERT_ARCHITECTURES,
     **LATENT_ARCHITECTURES,
+    **LLAMA4_ARCHITECTURES,
     **RECURRENT_ARCHITECTURES,
 }
 """Key a name in a configuration's `architectures`."""
@@ -391,7 +393,8 @@ def transforms(
                 experts,
                 spec.hidden_size,
                 alternates=architecture.has_transposed_experts,
-                may_transpose=wrapper is not None and wrapper.may_transpose_experts,
+                may_transpose=architecture.may_transpose_experts
+                or (wrapper is not None and wrapper.may_transpose_experts),
             )
         )
     if "q_proj" in architecture.fused and attention.has_gate:

@@ -23,7 +23,7 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = own.num_heads, own.num_kv_heads
         self.head_dim = own.head_dim
         self.scale = own.scale
-        self.sliding_window = own.window
+        self.sliding_window, self.is_chunked = own.window, own.is_chunked
         self.rope = own.rope
         sizes = {
             "q_proj": own.query_size,
@@ -46,13 +46,12 @@ class Attention(nn.Module):
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if own.qk_norm is not None:
-            is_whole = own.qk_norm == "whole"
-            self.q_norm = RMSNorm(
-                own.query_size if is_whole else own.head_dim, spec.norm_eps, empty
-            )
+            is_whole, is_plain = own.qk_norm == "whole", own.qk_norm == "plain_head"
+            size = own.query_size if is_whole else own.head_dim
+            self.q_norm = RMSNorm(size, spec.norm_eps, empty, is_plain=is_plain)
             if self.has_own_kv:
                 size = own.kv_size if is_whole else own.head_dim
-                self.k_norm = RMSNorm(size, spec.norm_eps, empty)
+                self.k_norm = RMSNorm(size, spec.norm_eps, empty, is_plain=is_plain)
 
     def forward(
         self,
@@ -80,6 +79,7 @@ class Attention(nn.Module):
             self._values(rows) if self.has_own_kv else None,
             scale=self.scale,
             sliding_window=self.sliding_window,
+            is_chunked=self.is_chunked,
             softcap=self.softcap,
             sinks=self.sinks,
         )

@@ -171,7 +171,11 @@ class MixtureOfExperts(nn.Module):
         order = picked.flatten().argsort(stable=True)  # of pairs of a row and an expert, by expert
         counts = picked.flatten().bincount(minlength=self.gate.spec.num_experts).tolist()
         rows = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
-        outputs = self.experts(rows[order // picked.shape[1]], counts)
+        rows = rows[order // picked.shape[1]]
+        if self.gate.spec.scales_input:
+            rows = (rows.float() * weights.flatten()[order, None]).to(rows.dtype)
+            weights = torch.ones_like(weights)
+        outputs = self.experts(rows, counts)
         by_row = torch.empty_like(outputs)
         by_row[order] = outputs
         total: torch.Tensor = (by_row.view(*picked.shape, -1).float() * weights[..., None]).sum(1)

@@ -18,13 +18,22 @@ MakeEmpty = Callable[..., torch.Tensor]
 
 
 class RMSNorm(nn.Module):
-    """Root mean square layer normalization (Zhang and Sennrich, 2019, arXiv:1910.07467)."""
+    """Root mean square layer normalization (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
-    def __init__(self, size: int, eps: float, empty: MakeEmpty) -> None:
+    Args:
+        is_plain: checkpoints have no weights of it: all are 1.
+    """
+
+    weight: torch.Tensor
+
+    def __init__(self, size: int, eps: float, empty: MakeEmpty, *, is_plain: bool = False) -> None:
         super().__init__()
         weight = empty(size)
         self.dtype = weight.dtype
-        self.weight = nn.Parameter(weight.float(), requires_grad=False)
+        if is_plain:
+            self.register_buffer("weight", torch.ones_like(weight).float(), persistent=False)
+        else:
+            self.weight = nn.Parameter(weight.float(), requires_grad=False)
         self.eps = eps
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

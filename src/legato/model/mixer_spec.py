@@ -21,8 +21,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         scale: factor on the query-key products.
         rope: which of the decoder's ropes turns queries and keys.
         window: keys visible to a query; None if all are.
-        qk_norm: queries and keys are RMS-normalized, each head or all heads as one row; None if
-            they are not.
+        is_chunked: the window is a chunk: a query sees the keys from the last multiple of its width
+            on, not the last ones.
+        qk_norm: queries and keys are RMS-normalized, each head, each head without weights, or all
+            heads as one row; None if they are not.
         norm_after_rope: they are normalized after rope rather than before.
         softcap: largest scaled query-key product c; it becomes c * tanh(product / c).
         has_sinks: the softmax of each query head has one more score, which is learned and has no
@@ -45,7 +47,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     scale: Scale
     rope: Annotated[int, msgspec.Meta(ge=0)] = 0
     window: Size | None = None
-    qk_norm: Literal["head", "whole"] | None = None
+    is_chunked: bool = False
+    qk_norm: Literal["head", "plain_head", "whole"] | None = None
     norm_after_rope: bool = False
     softcap: Scale | None = None
     has_sinks: bool = False

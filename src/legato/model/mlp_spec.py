@@ -46,6 +46,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         group_scores: number of best scores that count for a group.
         is_normalized: the weights of a row's experts are scores divided by their sum.
         factor: on the weights.
+        scales_input: weights multiply what experts read, not their outputs.
         has_expert_scale: each expert has a learned factor on its weight.
         shared_size: width of an MLP that computes all rows; None if there is none.
         has_shared_gate: its output is multiplied by a gate, one number a row.
@@ -72,6 +73,7 @@ class MoeSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     group_scores: Count = 2
     is_normalized: bool = True
     factor: Scale = 1.0
+    scales_input: bool = False
     has_expert_scale: bool = False
     shared_size: Size | None = None
     has_shared_gate: bool = False

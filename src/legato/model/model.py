@@ -35,6 +35,7 @@ class StepAttention(Protocol):
         *,
         scale: float,
         sliding_window: int | None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -49,6 +50,7 @@ class StepAttention(Protocol):
             scale: factor on the query-key products.
             sliding_window: a query at position p sees keys at (p - sliding_window, p]; None sees
                 all keys at [0, p].
+            is_chunked: the window is a chunk: p sees keys at [p - p % sliding_window, p].
             softcap: c, where a scaled product s becomes c * tanh(s / c); None leaves it as it is.
             sinks: [H] float32, a further score of each query head, which has no value.
 

@@ -70,11 +70,12 @@ class NativeStep:
         *,
         scale: float,
         sliding_window: int | None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if sinks is not None:
-            raise TypeError("native attention without native layers has no sinks")
+        if sinks is not None or is_chunked:
+            raise TypeError("native attention without native layers has no sinks and no chunks")
         if key is None or value is None:
             raise TypeError("native attention without native layers writes keys and values")
         cache = self.caches[layer]

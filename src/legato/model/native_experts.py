@@ -35,6 +35,7 @@ EXPERT_RULES = {
     "group_scores": one_of("group_scores", 2),
     "is_normalized": switch("is_normalized"),
     "factor": anything(),
+    "scales_input": one_of("scales_input", False),
     "has_expert_scale": one_of("has_expert_scale", False),
     "shared_size": Rule(
         lambda moe: _is_multiple(moe.shared_size), f"none or a multiple of {_TILE_DEPTH}"

@@ -99,6 +99,7 @@ SUPPORTED: Rules = {
         "window": Rule(
             lambda attention: attention.window is None or attention.window > 0, "positive or none"
         ),
+        "is_chunked": one_of("is_chunked", False),
         "qk_norm": one_of("qk_norm", None, "head", "whole"),
         "norm_after_rope": Rule(
             lambda attention: (
@@ -137,6 +138,7 @@ _PARTS: Rules = {
     AttentionSpec: {
         **_all_of(AttentionSpec),
         "head_dim": _multiple("head_dim", LARGEST_HEAD),
+        "is_chunked": one_of("is_chunked", False),
         "has_sinks": one_of("has_sinks", False),
         "latent": one_of("latent", None),
         "kv_from": one_of("kv_from", None),

@@ -70,13 +70,14 @@ PARAMETERS = frozenset(_Parameters.__struct_fields__)
 
 
 class QueryGrowth(NamedTuple):
-    """Queries grow with their position p, by 1 + rate * ln(1 + floor(p / length)).
+    """Queries grow with their position p, by 1 + rate * ln(1 + floor((p + first) / length)).
 
-    Llama 4's temperature, which Ministral 3 has too.
+    Llama 4's temperature (arXiv:2501.19399), which Ministral 3 has too.
     """
 
     rate: float
     length: float
+    first: int = 0
 
 
 class RopeFrequencies(NamedTuple):
@@ -347,8 +348,8 @@ class RotaryEmbedding(nn.Module):
         """Return factors on the rotated queries, float32 [T]; None if there are none."""
         if self.query_growth is None:
             return None
-        rate, length = self.query_growth
-        return 1 + rate * torch.log1p(torch.floor(positions / length))
+        rate, length, first = self.query_growth
+        return 1 + rate * torch.log1p(torch.floor((positions + first) / length))
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

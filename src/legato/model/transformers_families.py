@@ -88,7 +88,6 @@ _REASONS: Mapping[str, str] = {
     _INDEXED: "dots3_note glm5_next hy_v4 minimax_m3_vl qwen4_exp",
     _HEADS: "laguna step3p5 step3p7",
     _SOUNDS: "glmasr moss_transcribe_diarize qwen3_asr voxtral_realtime",
-    "its experts scale what they read, and its layers attend to chunks": "llama4 llama4_text",
     "its layers mix several streams": "deepseek_v4",
     "its weights depend on whether a token is of text or of an image": "ernie4_5_moe_vl phi4mm",
     "it does not write one token after the other": "diffusion_gemma",

@@ -61,6 +61,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "KimiVLForConditionalGeneration": Wrapper(_TOWER),
     "Kimi_K25ForConditionalGeneration": Wrapper("vision_tower mm_projector"),
     "Lfm2VlForConditionalGeneration": Wrapper(_TOWER),
+    "Llama4ForConditionalGeneration": Wrapper("vision_model multi_modal_projector"),
     "LlavaForConditionalGeneration": Wrapper(_TOWER),
     "LlavaNextForConditionalGeneration": Wrapper(f"{_TOWER} image_newline"),
     "MiniCPMV4_6ForConditionalGeneration": Wrapper("vision_tower merger"),

@@ -4,6 +4,8 @@ A run of adjacent blocks is a plain strided tensor, which the fused attention op
 place. For that reason the block pool keeps requests in few runs. Only short runs are copied.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
@@ -18,6 +20,19 @@ _SHORT_CHUNK = 32
 
 Measured in docs/contributing/experiments.md.
 """
+
+
+class _Window(NamedTuple):
+    """Attributes: size, is_chunked: as in `StepAttention.attend`."""
+
+    size: int | None
+    is_chunked: bool
+
+    def first_key(self, position: int | torch.Tensor) -> int | torch.Tensor:
+        """Return the first key that a query at a position sees, or a number below 0."""
+        if self.size is None:
+            return 0
+        return position - position % self.size if self.is_chunked else position + 1 - self.size
 
 
 class TorchAttentionBackend:
@@ -56,10 +71,10 @@ class TorchStepAttention:
         self._chunks = chunks
         self._runs = runs
         self._sizes = [chunk.num_tokens for chunk in chunks]
-        # Key window, and whether all chunks are masked; value for each chunk: its context in the
-        # cache, and a mask if it needs one.
+        # Key the window, and whether all chunks are masked; value for each chunk: its context in
+        # the cache, and a mask if it needs one.
         self._contexts: dict[
-            tuple[int | None, bool], list[tuple[AttentionContext, torch.Tensor | None]]
+            tuple[_Window, bool], list[tuple[AttentionContext, torch.Tensor | None]]
         ] = {}
 
     def attend(
@@ -71,6 +86,7 @@ class TorchStepAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        is_chunked: bool = False,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -88,7 +104,7 @@ class TorchStepAttention:
         for chunk, rows, (context, mask) in zip(
             self._chunks,
             grouped,
-            self._visible(sliding_window, query, is_explicit=is_explicit),
+            self._visible(_Window(sliding_window, is_chunked), query, is_explicit=is_explicit),
             strict=True,
         ):
             if is_explicit:
@@ -110,10 +126,10 @@ class TorchStepAttention:
         return self._cache.mixed(torch.cat(attended)).flatten(1, 2)
 
     def _visible(
-        self, sliding_window: int | None, query: torch.Tensor, *, is_explicit: bool
+        self, window: _Window, query: torch.Tensor, *, is_explicit: bool
     ) -> list[tuple[AttentionContext, torch.Tensor | None]]:
         """Return each chunk's context and mask; computed once a step, not once a layer."""
-        key = sliding_window, is_explicit
+        key = window, is_explicit
         if key not in self._contexts:
             self._contexts[key] = [
                 (
@@ -125,42 +141,37 @@ class TorchStepAttention:
         return self._contexts[key]
 
 
-def _is_masked(chunk: PackedChunk, sliding_window: int | None, is_explicit: bool) -> bool:
+def _is_masked(chunk: PackedChunk, window: _Window, is_explicit: bool) -> bool:
     """Whether one masked call computes the chunk's attention.
 
     That is faster for a short chunk, since all heads of a group then form one product. It is
     required where the window starts inside the keys, or scores are explicit.
     """
-    is_clipped = sliding_window is not None and chunk.context_len > sliding_window
+    is_clipped = window.size is not None and chunk.context_len > window.size
     is_required = is_clipped or is_explicit
     return chunk.num_tokens > 1 and (chunk.num_tokens <= _SHORT_CHUNK or is_required)
 
 
-def _visible_tokens(
-    chunk: PackedChunk, sliding_window: int | None, is_explicit: bool
-) -> tuple[int, int]:
+def _visible_tokens(chunk: PackedChunk, window: _Window, is_explicit: bool) -> tuple[int, int]:
     """Return the tokens [start, end) to read from the cache.
 
     A long chunk takes its own keys from the batch.
     """
-    if chunk.num_tokens > 1 and not _is_masked(chunk, sliding_window, is_explicit):
+    if chunk.num_tokens > 1 and not _is_masked(chunk, window, is_explicit):
         return 0, chunk.start
-    oldest = 0 if sliding_window is None else max(0, chunk.start + 1 - sliding_window)
-    return oldest, chunk.context_len
+    return max(0, int(window.first_key(chunk.start))), chunk.context_len
 
 
 def _mask(
-    chunk: PackedChunk, sliding_window: int | None, is_explicit: bool, query: torch.Tensor
+    chunk: PackedChunk, window: _Window, is_explicit: bool, query: torch.Tensor
 ) -> torch.Tensor | None:
     """Return what is added to the scores: [T, S], T rows by the S keys of `_visible_tokens`."""
-    if not _is_masked(chunk, sliding_window, is_explicit):
+    if not _is_masked(chunk, window, is_explicit):
         return None
-    first, end = _visible_tokens(chunk, sliding_window, is_explicit)
+    first, end = _visible_tokens(chunk, window, is_explicit)
     row = torch.arange(chunk.start, chunk.context_len, device=query.device).unsqueeze(1)
     key = torch.arange(first, end, device=query.device)
-    hidden = key > row
-    if sliding_window is not None:
-        hidden |= key <= row - sliding_window
+    hidden = (key > row) | (key < window.first_key(row))
     return torch.zeros_like(hidden, dtype=query.dtype).masked_fill_(hidden, -torch.inf)
 
 
