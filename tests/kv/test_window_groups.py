@@ -45,6 +45,17 @@ def test_a_request_keeps_the_blocks_that_its_next_query_reads() -> None:
     assert all(group.num_free_blocks == group.num_blocks for group in kv.windows.groups)
 
 
+def test_a_request_has_room_where_all_groups_have_blocks() -> None:
+    """After a preemption, a prompt may end at a block's end, and its next token stands alone."""
+    kv = manager()
+    request = admitted(kv, "a", range(5))
+    compute(kv, request, 4)
+    assert request.num_reserved_tokens == 4
+    assert kv.reserve(request)
+    assert request.num_reserved_tokens == 6
+    assert [len(table) for table in kv.window_tables([request])[0]] == [3, 3]
+
+
 def test_the_fullest_of_groups_with_one_window_tells_the_usage() -> None:
     groups = [WindowGroup(4, num_blocks, BLOCK_SIZE) for num_blocks in (8, 4, 8)]
     windows = WindowGroups(groups, block_size=BLOCK_SIZE, max_requests=1)

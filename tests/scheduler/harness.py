@@ -253,6 +253,8 @@ class Harness:
         ]
         for chunk in computed:
             self.shadow.read(chunk, self.token_ids(chunk.request_id), self.salt(chunk.request_id))
+            for table in chunk.window_block_ids:
+                assert len(table) * self.kv.block_size >= chunk.end, "rows without blocks"
         for chunk in plan.chunks:
             self.shadow.spoil(chunk)
         results = {chunk.request_id: self.compute(chunk) for chunk in computed}

@@ -72,6 +72,7 @@ _SUPPORTED: Rules = {
         ),
         "activation": one_of("activation", *sorted(ACTIVATIONS)),
         "is_gated": switch("is_gated"),
+        "scales_input": one_of("scales_input", False),
     },
 }
 """What the kernels compute. They do not know a field that is missing here."""

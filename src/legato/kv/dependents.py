@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from legato.kv.path_ends import Reach
 from legato.kv.state_slots import StateSlots
 from legato.kv.window_groups import WindowGroups
 
@@ -14,6 +15,15 @@ class Dependents:
     ) -> None:
         self._windows = windows
         self._states = states
+
+    @property
+    def reaches(self) -> list[Reach]:
+        """What a hit needs besides blocks of the tree."""
+        groups = () if self._windows is None else self._windows.groups
+        reaches = [Reach(group.num_visible_blocks, group) for group in groups]
+        if self._states is not None:
+            reaches.append(Reach(1, self._states.checkpoints))
+        return reaches
 
     def moved(self, keys: Sequence[int], new_keys: Sequence[int]) -> None:
         """Record that blocks have other keys, in other places."""

@@ -18,7 +18,7 @@ from legato.kv.handovers import Handovers
 from legato.kv.holds import Holds
 from legato.kv.host_cache_slots import HostCacheSlots
 from legato.kv.lookup import PrefixLookup
-from legato.kv.path_ends import PathEnds, Reach
+from legato.kv.path_ends import PathEnds
 from legato.kv.prefix_node import Way
 from legato.kv.prefix_tree import PrefixTree
 from legato.kv.quarantine import Quarantine
@@ -83,12 +83,12 @@ class KVCacheManager:
         self.windows = windows
         self._is_sharing = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._events = CacheEvents(PathEnds(_reaches(windows, states)) if has_more else None)
+        dependents = Dependents(windows, states)
+        self._events = CacheEvents(PathEnds(dependents.reaches) if has_more else None)
         if windows is not None:
             windows.report_to(self._events)
         if states is not None:
             states.checkpoints.report_to(self._events)
-        dependents = Dependents(windows, states)
         self._host = HostCacheSlots(num_host_slots, self._events, dependents)
         self._tree = PrefixTree(self._host, self._events, dependents)
         self._tables = BlockTables(self._pool, self._tree, self._host)
@@ -188,9 +188,8 @@ class KVCacheManager:
 
         There must be a state slot and a place in windows, too; `num_leaving` requests leave some.
         """
-        if self.states is not None and not self.states.num_free + num_leaving:
-            return False
-        if self.windows is not None and not (self.windows.has_place or num_leaving):
+        has_slot = self.states is None or self.states.num_free + num_leaving
+        if not (has_slot and (self.windows is None or self.windows.has_place or num_leaving)):
             return False
         missing = self._num_blocks(request) + spare_blocks - self.num_free_blocks
         # Blocks that other requests use cost nothing; they are looked up only if that matters.
@@ -231,7 +230,7 @@ class KVCacheManager:
             return False
         if missing > 0 and not self._tables.grow(table, missing):
             return False
-        request.num_reserved_tokens = len(table.block_ids) * self.block_size
+        self._note_room(request, table)
         return True
 
     def reserve_chunk(self, request: Request, num_tokens: int) -> bool:
@@ -242,8 +241,11 @@ class KVCacheManager:
         """
         if self.windows is None:
             return True
-        end = request.num_scheduled_tokens + num_tokens
-        return self.windows.grow(request.request_id, -(-end // self.block_size))
+        num_blocks = -(-(request.num_scheduled_tokens + num_tokens) // self.block_size)
+        if not self.windows.grow(request.request_id, num_blocks):
+            return False
+        self._note_room(request, self._tables[request.request_id])
+        return True
 
     def leads(self, chunk: ScheduledChunk, writer: Request, request: Request) -> bool:
         """Whether a prompt's chunk computes what another prompt finds in a later step.
@@ -437,9 +439,8 @@ class KVCacheManager:
         return self._events.take() if self._events.is_watched else []
 
     def _begin(self, request: Request, found: Way) -> bool:
-        if self.states is not None and not self.states.num_free:
-            return False
-        if self.windows is not None and not self.windows.has_place:
+        has_slot = self.states is None or self.states.num_free
+        if not (has_slot and (self.windows is None or self.windows.has_place)):
             return False
         nodes = self._tree.use(found)
         last = nodes[-1] if nodes else self._tree.root
@@ -461,7 +462,6 @@ class KVCacheManager:
                 last = self._tree.extend(last, sought, added, num_missing=self.block_size)
         table.last, table.num_shared = last, last.end // self.block_size
         self._tables.add(request.request_id, table)
-        request.num_reserved_tokens = len(table.block_ids) * self.block_size
         if self.states is not None:
             self.states.begin(request.request_id, self._ends(request, found))
         self._go_on(request, table, found)
@@ -480,6 +480,14 @@ class KVCacheManager:
         if self.states is not None and num_blocks:
             key = table.block_ids[num_blocks - 1]
             self.states.restore(request.request_id, key, found.num_tokens)
+        self._note_room(request, table)
+
+    def _note_room(self, request: Request, table: BlockTable) -> None:
+        """Note for how many tokens a request has blocks in all groups."""
+        num_blocks = len(table.block_ids)
+        if self.windows is not None:
+            num_blocks = min(num_blocks, self.windows.num_blocks_of(request.request_id))
+        request.num_reserved_tokens = num_blocks * self.block_size
 
     def _ends(self, request: Request, found: Way) -> CheckpointEnds:
         """Return where a prompt has checkpoints; few requests begin near a pooled prompt's end."""
@@ -490,10 +498,3 @@ class KVCacheManager:
 
     def _num_blocks(self, request: Request) -> int:
         return -(-request.num_expected_tokens // self.block_size)
-
-
-def _reaches(windows: WindowGroups | None, states: StateSlots | None) -> list[Reach]:
-    """Return what a hit needs besides blocks of the tree."""
-    groups = () if windows is None else windows.groups
-    reaches = [Reach(group.num_visible_blocks, group) for group in groups]
-    return reaches if states is None else [*reaches, Reach(1, states.checkpoints)]

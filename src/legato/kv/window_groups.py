@@ -90,6 +90,10 @@ class WindowGroups:
                 group.grow(request_id, count)
         return True
 
+    def num_blocks_of(self, request_id: str) -> int:
+        """Return how many of a request's first blocks all its tables have."""
+        return min(len(table) for table in self.tables(request_id))
+
     def tables(self, request_id: str) -> tuple[BlockIds, ...]:
         """Return a request's block table in each group."""
         return tuple(group.table(request_id) for group in self.groups)
