@@ -87,18 +87,24 @@ def test_given_tokens_that_a_grammar_forbids_end_the_request() -> None:
     assert constraint.fault is not None
 
 
-def held_masks(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Hold workers where they make masks; return what they set there, and what lets them go on."""
+def held_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[MaskMaker, threading.Event, threading.Event]:
+    """Return a mask maker, what its workers set as they make masks, and what lets them go on.
+
+    Only its own are held: workers of earlier tests may still make masks.
+    """
     begun, may_end = threading.Event(), threading.Event()
-    compute = MaskMaker._compute
+    maker = MaskMaker()
+    compute = maker._compute
 
     def held(*args: Any) -> None:
         begun.set()
         assert may_end.wait(60)
         compute(*args)
 
-    monkeypatch.setattr(MaskMaker, "_compute", held)
-    return begun, may_end
+    monkeypatch.setattr(maker, "_compute", held)
+    return maker, begun, may_end
 
 
 @pytest.mark.parametrize(
@@ -113,8 +119,8 @@ def test_a_grammar_stays_where_it_is_while_its_mask_is_made(
     monkeypatch: pytest.MonkeyPatch, move: Callable[[MaskMaker, Constraint], Any]
 ) -> None:
     """llguidance refuses to move a grammar that another thread reads."""
-    begun, may_end = held_masks(monkeypatch)
-    maker, constraint = MaskMaker(), Constraint(grammar("A(BCD|xy)"), (EOS,))
+    maker, begun, may_end = held_masks(monkeypatch)
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
     constraint.advance(tokens_of("AB"))
     maker.want([(constraint, ())])
     assert begun.wait(60)
@@ -133,8 +139,8 @@ def test_a_grammar_stays_where_it_is_while_its_mask_is_made(
 def test_a_request_that_ends_while_its_mask_is_made_stays_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, may_end = held_masks(monkeypatch)
-    maker, constraint = MaskMaker(), Constraint(grammar("A(BCD|xy)"), (EOS,))
+    maker, begun, may_end = held_masks(monkeypatch)
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
     maker.want([(constraint, tokens_of("AB"))])
     assert begun.wait(60)
     maker.close(constraint)
