@@ -13,7 +13,7 @@ SIZES = (4 * 2**20, 32 * 2**20)
 
 def test_workers_that_start_together_get_their_own_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of new stacks belongs to the process; deep recursion on a small one ends it."""
-    seen: dict[str, int] = {}  # key a worker's name
+    seen: dict[str | None, int] = {}  # key a worker's name
     submit = ThreadPoolExecutor.submit
     both = threading.Barrier(2)
 
