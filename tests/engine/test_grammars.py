@@ -209,6 +209,38 @@ def test_a_grammar_that_never_ends_compiling_is_given_up(
     assert machine.num_compiled == num_compiled
 
 
+def test_work_that_ends_as_it_is_given_up_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next work begins at once, in the place of the one that took too long."""
+    may_end = {source: threading.Event() for source in ("start: /long/", "start: /new/")}
+    begun = threading.Semaphore(0)
+
+    def compiled(tokenizer: Any, source: str) -> Any:
+        begun.release()
+        assert may_end[source].wait(60)
+        return compile_grammar(tokenizer, source)
+
+    def clock() -> float:
+        if threading.current_thread() is threading.main_thread() and now_s:
+            may_end["start: /long/"].set()
+            begun.acquire(timeout=0.1)  # in vain, if the look keeps the work where it is
+        return now_s
+
+    monkeypatch.setattr(module, "compile_grammar", compiled)
+    now_s = 0.0
+    grammars = Grammars(clock=clock)
+    grammars.set_vocabulary(VOCABULARY)
+    grammars.hold_back([request("long", "long"), request("new", "new")])
+    assert begun.acquire(timeout=60)
+    late, now_s = grammars._worker, 61.0
+    _, ends = grammars.take_ready()
+    assert [end.request_id for end in ends] == ["long"]
+    now_s = 0.0
+    may_end["start: /new/"].set()
+    assert [event.request_id for event in settled(grammars)[0]] == ["new"]
+    late.submit(lambda: None).result(60)
+    assert not grammars._stuck
+
+
 def test_threads_with_endless_grammars_are_bounded(machine: Machine) -> None:
     grammars = timed(machine)
     machine.endless = {f"start: /{i}/" for i in range(9)}
@@ -225,28 +257,6 @@ def test_threads_with_endless_grammars_are_bounded(machine: Machine) -> None:
         time.sleep(0.001)
     sound = request("sound")
     assert settled(grammars, sound) == ([sound], [])
-
-
-def test_a_grammar_that_ends_while_it_is_given_up_is_compiled_again(machine: Machine) -> None:
-    """Its thread may end between the look at the clock and the note that it is stuck."""
-    grammars = timed(machine)
-    machine.endless = {"start: /e/"}
-    slow = request("slow", "e")
-    grammars.hold_back([slow])
-    assert machine.begun.acquire(timeout=60)
-
-    class Late(dict[str, Any]):
-        def __setitem__(self, source: str, work: Any) -> None:
-            machine.may_end.set()
-            grammars.wait(60)
-            super().__setitem__(source, work)
-
-    grammars._stuck = Late()
-    machine.now_s = 61.0
-    assert grammars.take_ready() == ([slow], [])
-    assert not grammars._stuck
-    again = request("again", "e")
-    assert settled(grammars, again) == ([again], [])
 
 
 class PanicError(BaseException):

@@ -156,3 +156,9 @@ async def test_requests_are_sent_while_the_engine_computes() -> None:
         for index in range(MAX_SENT):
             process.send(request(f"{index}-one-0"))
         assert len(await taken_in(channel)) == MAX_SENT
+
+
+async def test_a_process_that_has_not_ended_has_words_for_it() -> None:
+    """A download that cannot be killed in time ends with these."""
+    async with connected() as (process, _):
+        assert process._process.end == "it has not ended"

@@ -3,13 +3,14 @@
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from legato import StructuredOutputs
+from legato.core.worker import Worker
 from legato.executor import constraint as constraint_module
 from legato.executor import sequences
 from legato.executor.constraint import Constraint, Masks
@@ -29,9 +30,21 @@ NAMED: dict[str, dict[str, Any]] = dict(zip(("quick", "failing", "other"), WAYS,
 
 
 @pytest.fixture(autouse=True)
-def never_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No grammar is slow because the machine is busy."""
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No grammar is slow because the machine is busy, and no job goes on in the next test."""
+    workers: list[Worker] = []
+    begin = MaskMaker.__init__
+
+    def noted(maker: MaskMaker) -> None:
+        begin(maker)
+        workers.extend((maker._quick, maker._slow))
+
+    monkeypatch.setattr(MaskMaker, "__init__", noted)
     monkeypatch.setattr(constraint_module, "_SLOW_S", 30.0)
+    yield
+    for worker in workers:
+        if worker._thread is not None:
+            worker._thread.shutdown()
 
 
 class Gate:

@@ -87,6 +87,26 @@ def test_given_tokens_that_a_grammar_forbids_end_the_request() -> None:
     assert constraint.fault is not None
 
 
+def held_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[MaskMaker, threading.Event, threading.Event]:
+    """Return a mask maker, what its workers set as they make masks, and what lets them go on.
+
+    Only its own are held: workers of earlier tests may still make masks.
+    """
+    begun, may_end = threading.Event(), threading.Event()
+    maker = MaskMaker()
+    compute = maker._compute
+
+    def held(*args: Any) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        compute(*args)
+
+    monkeypatch.setattr(maker, "_compute", held)
+    return maker, begun, may_end
+
+
 @pytest.mark.parametrize(
     "move",
     [
@@ -99,16 +119,8 @@ def test_a_grammar_stays_where_it_is_while_its_mask_is_made(
     monkeypatch: pytest.MonkeyPatch, move: Callable[[MaskMaker, Constraint], Any]
 ) -> None:
     """llguidance refuses to move a grammar that another thread reads."""
-    begun, may_end = threading.Event(), threading.Event()
-    compute = MaskMaker._compute
-
-    def held(*args: Any) -> None:
-        begun.set()
-        assert may_end.wait(60)
-        compute(*args)
-
-    monkeypatch.setattr(MaskMaker, "_compute", held)
-    maker, constraint = MaskMaker(), Constraint(grammar("A(BCD|xy)"), (EOS,))
+    maker, begun, may_end = held_masks(monkeypatch)
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
     constraint.advance(tokens_of("AB"))
     maker.want([(constraint, ())])
     assert begun.wait(60)
@@ -122,3 +134,33 @@ def test_a_grammar_stays_where_it_is_while_its_mask_is_made(
     assert constraint.fault is None
     assert constraint.place == 2
     assert not len(constraint.masks), "a mask of the place that it left"
+
+
+def test_a_request_that_ends_while_its_mask_is_made_stays_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maker, begun, may_end = held_masks(monkeypatch)
+    constraint = Constraint(grammar("A(BCD|xy)"), (EOS,))
+    maker.want([(constraint, tokens_of("AB"))])
+    assert begun.wait(60)
+    maker.close(constraint)
+    may_end.set()
+    maker._quick.submit(lambda: None).result(60)
+    assert constraint.has_ended
+    assert not len(constraint.masks), "of drafts that no request has"
+
+
+def test_masks_are_made_after_a_thread_that_could_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maker, constraint = MaskMaker(), Constraint(grammar("AB"), (EOS,))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(maker._quick, "submit", fail)
+        with pytest.raises(RuntimeError, match="start"):
+            maker.want([(constraint, ())])
+    maker.wait([constraint], 60, is_alone=False)
+    assert constraint.num_known_rows == 1

@@ -97,6 +97,26 @@ async def test_an_answer_without_news_comes_after_its_wait(service: ExportServic
     assert await asyncio.wait_for(answer, LONG_S) == Offer([4], is_complete=False)
 
 
+async def test_a_prompt_that_changes_twice_between_two_looks_stops_no_answer(
+    service: ExportService,
+) -> None:
+    exports = service._exports
+    short = asyncio.create_task(service._offer(Ask("1", b"digest", 0), 0.001))
+    assert await short == Offer([], is_complete=False)
+    exports.grow("1", [4])
+    assert exports.ask("1", b"digest", 0) == Offer([4], is_complete=False)
+    later = waiting(service, "1", 1)
+    real, exports.take_changed = exports.take_changed, list  # type: ignore[method-assign]
+    await asyncio.sleep(0)
+    exports.grow("1", [5])
+    exports.take_changed = real  # type: ignore[method-assign]
+    assert await asyncio.wait_for(later, LONG_S) == Offer([5], is_complete=False)
+    after = waiting(service, "2")
+    await asyncio.sleep(0)
+    exports.grow("2", [6])
+    assert await asyncio.wait_for(after, LONG_S) == Offer([6], is_complete=False)
+
+
 async def test_a_fetch_without_news_asks_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,9 @@ from typing import ParamSpec, TypeVar
 _Params = ParamSpec("_Params")
 _Value = TypeVar("_Value")
 
+_starting = threading.Lock()
+"""Held while the stack size of new threads, which is the whole process's, is a worker's."""
+
 
 class Worker:
     """Threads that start with their first work.
@@ -41,13 +44,14 @@ class Worker:
         self, work: Callable[_Params, _Value], *args: _Params.args, **options: _Params.kwargs
     ) -> Future[_Value]:
         """Queue the work for the next free thread."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(self._num_threads, self._name, self._begin_thread)
-        usual = threading.stack_size(self._stack_bytes)
-        try:
-            return self._thread.submit(work, *args, **options)
-        finally:
-            threading.stack_size(usual)
+        with _starting:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(self._num_threads, self._name, self._begin_thread)
+            usual = threading.stack_size(self._stack_bytes)
+            try:
+                return self._thread.submit(work, *args, **options)
+            finally:
+                threading.stack_size(usual)
 
     def _begin_thread(self) -> None:
         if self._low_by and sys.platform == "linux":

@@ -134,7 +134,9 @@ class Constraint:
         self.advance(token_ids)
 
     def take(self, mask: Masks) -> None:
-        """Set the new mask [1, words] of the next token."""
+        """Set the new mask [1, words] of the next token, unless the request has ended meanwhile."""
+        if self.has_ended:
+            return
         self._look()
         self.masks = self._with_ends(mask)
 

@@ -103,15 +103,17 @@ class MaskMaker:
         lacking = [
             c for c in constraints if not c.is_in_flight and (c.lacks_mask or c.lacks_drafts)
         ]
-        quick: list[Constraint] = []
-        for constraint in lacking:
-            constraint.is_in_flight = True
-            if constraint.is_slow:
-                self._slow.submit(self._make, [constraint])
-            else:
-                quick.append(constraint)
+        quick = [constraint for constraint in lacking if not constraint.is_slow]
         if quick:
-            self._quick.submit(self._make, quick)
+            self._start(self._quick, quick)
+        for constraint in lacking:
+            if constraint.is_slow:
+                self._start(self._slow, [constraint])
+
+    def _start(self, worker: Worker, constraints: Sequence[Constraint]) -> None:
+        worker.submit(self._make, constraints)  # may raise: then no job clears the flags
+        for constraint in constraints:
+            constraint.is_in_flight = True
 
     def _make_executor(self) -> None:
         os.environ["RUST_MIN_STACK"] = str(STACK_BYTES)  # of its threads, as nice as this

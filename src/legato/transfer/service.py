@@ -81,7 +81,10 @@ class ExportService:
         while self._num_connections:
             self._mover.progress()
             for transfer_id in self._exports.take_changed():
-                self._changes.pop(transfer_id).set()  # some answer waits for it
+                # None if the prompt has changed twice, or its answer waits no longer.
+                change = self._changes.pop(transfer_id, None)
+                if change is not None:
+                    change.set()
             await asyncio.sleep(_PROGRESS_S)
 
     async def _welcome(self, connection: Connection) -> bool:

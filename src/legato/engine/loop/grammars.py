@@ -1,5 +1,6 @@
 """Compiles the grammars of requests in a thread, while the engine's loop goes on."""
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -72,6 +73,8 @@ class Grammars:
         self._clock = clock
         self._vocabulary: Vocabulary | None = None
         self._worker = _worker()
+        self._lock = threading.Lock()
+        """Guards `_work`, `_stuck` and `_compiled`: threads with work that was given up go on."""
         self._work: _Work | None = None  # of the worker, now
         self._stuck: dict[str, _Work] = {}  # key its source, of work that was given up and goes on
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()  # key its source
@@ -142,7 +145,7 @@ class Grammars:
     def take_ready(self) -> tuple[list[AddRequest], list[RequestOutput]]:
         """Return the requests that may begin, and the ends of requests that do not begin."""
         passed: list[AddRequest] = []
-        outputs = self._give_up() if self._is_stuck else []
+        outputs = self._give_up()
         for waiting in [waiting for waiting in self._waiting.values() if waiting.made.done()]:
             request, error = waiting.request, waiting.made.exception()
             del self._waiting[request.request_id]
@@ -187,14 +190,17 @@ class Grammars:
 
     def _noted(self, source: str, work: Callable[[], _Value]) -> _Value:
         """Do work in the worker's thread, and note since when."""
-        noted = self._work = _Work(source, self._clock())
+        noted = _Work(source, self._clock())
+        with self._lock:
+            self._work = noted
         try:
             return work()
         finally:
-            if self._work is noted:
-                self._work = None
-            if self._stuck.get(source) is noted:
-                del self._stuck[source]
+            with self._lock:
+                if self._work is noted:
+                    self._work = None
+                if self._stuck.get(source) is noted:
+                    del self._stuck[source]
 
     @property
     def _is_stuck(self) -> bool:
@@ -202,16 +208,12 @@ class Grammars:
         return work is not None and self._clock() - work.begun_s > _LONGEST_S
 
     def _give_up(self) -> list[RequestOutput]:
-        """End the requests of the grammar that takes too long; another thread makes the others."""
-        work = self._work
-        if work is None:
-            return []
-        # Before the look whether it has just ended: its thread removes it after the end.
-        self._stuck[work.source] = work
-        if self._work is not work:
-            self._stuck.pop(work.source, None)
-            return []
-        self._work = None
+        """End the requests of a grammar that takes too long; another thread makes the others."""
+        with self._lock:  # the work may end now, and the next one begin
+            work = self._work
+            if work is None or not self._is_stuck:
+                return []
+            self._work, self._stuck[work.source] = None, work
         self._worker = _worker()
         if self._tokenizer is not None and not self._tokenizer.done():
             self._tokenizer = None
@@ -226,14 +228,15 @@ class Grammars:
         return outputs
 
     def _compile(self, source: str, tokenizer: Future[LLTokenizer]) -> _Made:
-        """Return a grammar for one request. A thread that was given up may use the cache, too."""
+        """Return a grammar for one request."""
         started_s = time.perf_counter()
-        kept = self._compiled.pop(source, None) or compile_grammar(tokenizer.result(), source)
-        copied = kept.copied()
-        self._compiled[source] = kept
-        if len(self._compiled) > _CACHED:
-            self._compiled.popitem(last=False)
-        return _Made(copied, time.perf_counter() - started_s)
+        compiled = self._compiled.get(source) or compile_grammar(tokenizer.result(), source)
+        with self._lock:
+            self._compiled[source] = compiled
+            self._compiled.move_to_end(source)
+            if len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+        return _Made(compiled.copied(), time.perf_counter() - started_s)
 
 
 def _worker() -> Worker:

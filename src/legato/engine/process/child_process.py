@@ -42,8 +42,8 @@ class ChildProcess:
 
     @property
     def end(self) -> str:
-        """Exit status or signal, once it has ended."""
-        return status_words(self._status.result())
+        """Exit status or signal, or that it has not ended: a process may be stuck in the kernel."""
+        return status_words(self._status.result()) if self._status.done() else "it has not ended"
 
 
 def status_words(status: int) -> str:
