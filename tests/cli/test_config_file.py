@@ -104,7 +104,10 @@ def test_a_model_on_the_command_line_goes_first(file: Path) -> None:
         ("- port", ":1: this is to be a mapping"),
         ("port: [", "is not YAML"),
         ("\x00", "is not YAML"),
-        ("port: !!python/object/apply:os.system [ls]", ":1: argument --port: invalid int value"),
+        (
+            "port: !!python/object/apply:os.system [ls]",
+            ":1: argument --port: 'ls' is not a whole number",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file(

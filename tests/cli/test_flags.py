@@ -172,5 +172,5 @@ def test_usage_errors(flags: list[str], capsys: Any) -> None:
     "flags", [["--max-num-seqs", "0"], ["--block-size", "0"], ["--gpu-memory-utilization", "2"]]
 )
 def test_values_out_of_range(flags: list[str]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(SystemExit):
         config_of(*flags)

@@ -10,6 +10,7 @@ from functools import partial
 import httpx
 import pytest
 
+from legato.cli.main import full_parser
 from legato.cli.remote_chat import RemoteChat
 from legato.core.errors import InvalidRequestError
 from tests.api.launch import ServerProcess, running_server
@@ -120,3 +121,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess) -> None
     terminal.type("/exit\n")
     assert terminal.process.wait(60) == 0
     assert b"Traceback" not in terminal.shown
+
+
+def test_values_out_of_range_are_refused_before_a_question() -> None:
+    """Without a server: nothing is asked."""
+    args = full_parser().parse_args(["chat", "--url", "http://127.0.0.1:1", "--temperature", "nan"])
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        args.run(args)

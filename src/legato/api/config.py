@@ -233,6 +233,7 @@ class ServerConfig(Config, frozen=True, kw_only=True):
             "last words of a thought that a budget ends",
             metavar="TEXT",
             default="those of the model's makers, if they have any",
+            may_be_empty=True,
         ),
     ] = None
     max_reasoning_budget: Annotated[

@@ -22,6 +22,7 @@ from legato.cli.flags import (
     merge_model,
     with_sampling_flags,
 )
+from legato.cli.values import filled
 from legato.core.config import engine_fields
 from legato.core.errors import ConfigError
 from legato.core.sampling_params import SamplingParams
@@ -50,6 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     parser.add_argument("--system", metavar="TEXT", help="what the model is told about its role")
     parser.add_argument(
         "--url",
+        type=filled,
         metavar="URL",
         help="talk to a server that runs, such as http://127.0.0.1:8000, instead of loading a "
         "model; --model is its name there",
@@ -76,11 +78,13 @@ def _remote(args: argparse.Namespace) -> Answer:
     needless = [f.option for f in engine_fields() if hasattr(args, f.name) and f.name != "model"]
     if needless:
         raise ConfigError(f"{needless[0]} is for a model that is loaded here, not for --url")
+    options = given_fields(args, SamplingParams)
+    SamplingParams(**options)  # raises before a question is typed
     return RemoteChat(
         args.url,
         api_key=args.api_key or os.environ.get(_KEY_VARIABLE),
         model=getattr(args, "model", None),
-        options=given_fields(args, SamplingParams),
+        options=options,
     ).answer
 
 

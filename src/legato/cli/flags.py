@@ -6,7 +6,8 @@ that each default is written down once, at its field.
 """
 
 import argparse
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -17,17 +18,20 @@ from legato.cli.values import (
     byte_size,
     count_or_word,
     duration_s,
+    filled,
     gap_bound,
     gap_promise,
+    integer,
     lines_of,
     listed,
+    number,
     slack,
     slo_class,
     weights,
 )
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, engine_parts
-from legato.core.config_fields import Config, Field, Kind, fields_of
+from legato.core.config_fields import Config, Field, Kind, fields_of, written
 from legato.core.errors import ConfigError
 from legato.core.logs import LOG_FORMATS, LOG_LEVELS
 from legato.core.sampling_params import SamplingParams
@@ -50,8 +54,7 @@ class GapPromise(argparse.Action):
     """Sets a duration's field, that of its quantile, and one for the word auto if there is one."""
 
     def __init__(self, *args: Any, behind: Sequence[str], **kwargs: Any) -> None:
-        parse = gap_promise if len(behind) == 1 else gap_bound
-        super().__init__(*args, **{**kwargs, "type": parse})
+        super().__init__(*args, **{"type": gap_promise, **kwargs})
         self._dests = (self.dest, *behind)
 
     def __call__(
@@ -68,8 +71,8 @@ class GapPromise(argparse.Action):
 _BY_KIND: dict[Kind, dict[str, Any]] = {
     "switch": {"action": argparse.BooleanOptionalAction},
     "choice": {},
-    "count": {"type": int, "metavar": "N"},
-    "number": {"type": float, "metavar": "X"},
+    "count": {"type": integer, "metavar": "N"},
+    "number": {"type": number, "metavar": "X"},
     "duration": {"type": duration_s, "metavar": "TIME"},
     "size": {"type": byte_size, "metavar": "SIZE"},
     "text": {},
@@ -81,6 +84,8 @@ _BY_KIND: dict[Kind, dict[str, Any]] = {
     "slack": {"type": slack, "metavar": "PERCENT|unbounded"},
 }
 """argparse's settings for a kind of field, beside choices and description."""
+_BOUND = re.compile(r"([<>]=?) (\S+)$")  # the end of msgspec's errors about a range
+_RELATIONS = {">=": "at least", ">": "above", "<=": "at most", "<": "below"}
 
 BRIEF = {
     "--host": "address to listen on; 0.0.0.0 for other machines",
@@ -149,7 +154,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add the model as an argument without a flag, which `merge_model` reads."""
     parser.add_argument(
-        "positional_model", nargs="?", metavar="MODEL", help="the model; the same as --model"
+        "positional_model",
+        type=filled,
+        nargs="?",
+        metavar="MODEL",
+        help="the model; the same as --model",
     )
 
 
@@ -212,12 +221,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `with_sampling_flags` reads."""
     group = parser.add_argument_group("sampling", argument_default=argparse.SUPPRESS)
-    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
-    group.add_argument("--top-k", type=int, metavar="K", help="keep the K most likely tokens")
-    group.add_argument("--min-p", type=float, metavar="P", help="drop what is P times less likely")
-    group.add_argument("--seed", type=int, metavar="N", help="makes the result reproducible")
+    group.add_argument("--max-tokens", type=integer, metavar="N", help="most tokens to generate")
+    group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy")
+    group.add_argument("--top-p", type=number, metavar="P", help="keep this much probability")
+    group.add_argument("--top-k", type=integer, metavar="K", help="keep the K most likely tokens")
+    group.add_argument("--min-p", type=number, metavar="P", help="drop what is P times less likely")
+    group.add_argument("--seed", type=integer, metavar="N", help="makes the result reproducible")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="end the output here; may be repeated"
     )
@@ -262,10 +271,35 @@ def with_sampling_flags(args: argparse.Namespace, defaults: SamplingParams) -> S
 def _add_flag(group: argparse._ArgumentGroup, field: Field, behind: Sequence[str] | None) -> None:
     settings = dict(_BY_KIND[field.kind])
     if behind is not None:
-        settings = {"action": GapPromise, "behind": behind}
-    if field.kind == "choice":
+        parse = gap_promise if len(behind) == 1 else gap_bound
+        settings = {"action": GapPromise, "behind": behind, "type": parse}
+    if field.kind in ("count", "number", "duration", "size"):
+        settings["type"] = _in_range(field, settings["type"])
+    elif field.kind == "text" and field.default != "" and not field.flag.may_be_empty:
+        settings["type"] = filled
+    elif field.kind == "choice":
         settings["choices"] = field.choices
     if field.flag.metavar is not None:
         settings["metavar"] = field.flag.metavar
     text = field.description.replace("%", "%%")  # argparse formats the text
     group.add_argument(field.option, dest=field.name, help=text, **settings)
+
+
+def _in_range(field: Field, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser that names the bound in the flag's unit, and not the field's."""
+
+    def parse_in_range(text: str) -> Any:
+        parsed = parse(text)
+        value = parsed[0] if isinstance(parsed, tuple) else parsed  # as `GapPromise`
+        try:
+            msgspec.convert(value, field.annotation)
+        except msgspec.ValidationError as error:
+            if (bound := _BOUND.search(str(error))) is None:
+                raise argparse.ArgumentTypeError(str(error)) from None
+            limit = written(field.kind, type(value)(bound[2]))
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not {_RELATIONS[bound[1]]} {limit}"
+            ) from None
+        return parsed
+
+    return parse_in_range

@@ -10,6 +10,7 @@ from legato.cli.flags import (
     engine_config,
     with_sampling_flags,
 )
+from legato.cli.values import integer
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,7 +22,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "prompts", nargs="*", metavar="PROMPT", help="texts to go on with (default: read stdin)"
     )
-    parser.add_argument("--n", type=int, default=1, help="completions of each prompt (%(default)s)")
+    parser.add_argument(
+        "--n", type=integer, default=1, help="completions of each prompt (%(default)s)"
+    )
     add_config_flag(parser)
     add_sampling_flags(parser)
     add_engine_flags(parser)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from legato.cli.values import filled
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from legato.core.errors import UnsupportedModelError
 
@@ -29,9 +30,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "machine; the exit status is 1 if it would not.",
     )
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, or a hub id"
+        "model",
+        type=filled,
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file, or a hub id",
     )
-    parser.add_argument("--revision", help="branch, tag or commit of a hub model")
+    parser.add_argument("--revision", type=filled, help="branch, tag or commit of a hub model")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--no-probe",

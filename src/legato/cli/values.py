@@ -26,6 +26,29 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+def filled(text: str) -> str:
+    """Return a text that is not blank, as a shell's unset variable would make it."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; leave the flag out to take the default")
+    return text
+
+
+def integer(text: str) -> int:
+    """Parse a whole number of either sign."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Parse a number, inf and nan included."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def count(text: str) -> int:
     """Parse a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
@@ -47,7 +70,7 @@ def whole(text: str) -> int:
 
 def positive(text: str) -> float:
     """Parse a number above 0, inf included."""
-    value = _number(text)
+    value = number(text)
     if not value > 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
     return value
@@ -76,7 +99,7 @@ def counts(text: str) -> list[int]:
 
 def fraction(text: str) -> float:
     """Parse a number in [0, 1)."""
-    value = _number(text)
+    value = number(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in [0, 1)")
     return value
@@ -84,7 +107,7 @@ def fraction(text: str) -> float:
 
 def share(text: str) -> float:
     """Parse a number in (0, 1]."""
-    value = _number(text)
+    value = number(text)
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is not in (0, 1]")
     return value
@@ -160,7 +183,8 @@ def lines_of(path: str) -> list[str]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise argparse.ArgumentTypeError(f"{path!r} cannot be read: {reason}") from error
     if not lines:
         raise argparse.ArgumentTypeError(f"{path} is empty")
     return lines
@@ -194,10 +218,3 @@ def weights(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(f"{part!r} is not NAME=WEIGHT")
         given[name] = positive(weight)
     return given
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

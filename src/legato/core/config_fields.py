@@ -60,6 +60,7 @@ class Flag(msgspec.Struct, frozen=True):
         is_spaced: whether several texts are separate arguments, not one with commas.
         behind: the duration field after or in place of whose value this one is typed: it has no
             flag of its own.
+        may_be_empty: whether an empty text is a value, not a shell's unset variable.
     """
 
     help: str
@@ -70,6 +71,7 @@ class Flag(msgspec.Struct, frozen=True):
     one_of: str | None = None
     is_spaced: bool = False
     behind: str | None = None
+    may_be_empty: bool = False
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
