@@ -2,13 +2,16 @@
 
 Patching the language takes a third of its time: it is done for a launch, and for each call of a
 function in one, though only the first has an effect. Types of blocks take a third of the rest: each
-operation makes several, with names and shapes.
+operation makes several, with names and shapes. Of what is left, finding a common type and shape for
+two operands takes half; NumPy repeats the smaller one itself.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -85,18 +88,64 @@ def _broadcast(semantic: TritonSemantic, one: tl.tensor, other: tl.tensor) -> An
     return _broadcast_any(semantic, one, other)
 
 
+class _Elementwise(TritonSemantic):
+    """Operands are given a common type; the operation itself repeats the smaller one."""
+
+    def broadcast_impl_value(self, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        sizes = _common_sizes(*(getattr(one.type, "sizes", ()) for one in (lhs, rhs)))
+        return _labeled(lhs, sizes), _labeled(rhs, sizes)
+
+
+@cache
+def _common_sizes(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return np.broadcast_shapes(one, other)
+
+
+def _labeled(tensor: tl.tensor, sizes: tuple[int, ...]) -> tl.tensor:
+    if getattr(tensor.type, "sizes", ()) == sizes:
+        return tensor
+    return tl.tensor(tensor.handle, tl.block_type(tensor.dtype, [*sizes]))
+
+
+def _common_type(
+    _: TritonSemantic, lhs: Any, rhs: Any, *flags: bool, **more: bool
+) -> tuple[tl.tensor, tl.tensor]:
+    """Args: flags, more: of pointers (the first two), and of divisions, which may want float32."""
+    if len(flags) <= 2 and not more and isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
+        kind = lhs.dtype
+        if kind is rhs.dtype and not kind.is_ptr():
+            return _elementwise.broadcast_impl_value(lhs, rhs)
+    return _common_type_of_any(_elementwise, lhs, rhs, *flags, **more)
+
+
+def _by_names(find: Callable[..., Any]) -> Callable[..., Any]:
+    found: dict[Any, Any] = {}
+
+    def found_before(_: Any, one: tl.dtype, is_1: bool, other: tl.dtype, *flags: bool) -> Any:
+        key = one.name, is_1, other.name, flags
+        if key not in found:
+            found[key] = find(_, one, is_1, other, *flags)
+        return found[key]
+
+    return found_before
+
+
 def _identity_first(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     return lambda one, other: one is other or equal(one, other)
 
 
 _init_block_type, _init_tensor = tl.block_type.__init__, tl.tensor.__init__
 _broadcast_any = TritonSemantic.broadcast_impl_value
+_common_type_of_any = TritonSemantic.binary_op_type_checking_impl
+_elementwise = _Elementwise(interpreter_builder)
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     tl.block_type.__new__ = _known_block_type
     tl.block_type.__init__ = lambda *_: None
     tl.tensor.__init__ = _init_known_tensor
     TritonSemantic.broadcast_impl_value = _broadcast
+    TritonSemantic.binary_op_type_checking_impl = _common_type
+    TritonSemantic.computation_type_impl = _by_names(TritonSemantic.computation_type_impl)
     for kind in (tl.dtype, tl.block_type):
         kind.__eq__ = _identity_first(kind.__eq__)
     # It computes each sum and product of integers twice, and never looks at the second.
