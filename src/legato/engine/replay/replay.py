@@ -104,12 +104,14 @@ class Replay:
         self._turnaround_s = median(usual_s) if usual_s else 0.0
         self._recorded: dict[Signature, float] = {}  # value: seconds from its planning on
         self._extra_s: dict[Signature, float] = {}
-        for before, step in zip([*self._before[-1:], *self._steps], self._steps, strict=False):
-            late_s = step.planned_s - before.ended_s - self._turnaround_s
-            more_s = late_s if 0.0 < late_s < _LONGEST_TURNAROUND_S else 0.0
+        self._after_s: dict[Signature, float] = {}  # value: from its end to the next planning
+        for step, following_s in zip(self._steps, [*between_s[first:], 0.0], strict=True):
             name = signature(step.chunks)
-            self._recorded[name] = max(1e-9, step.ended_s - step.planned_s + more_s)
+            self._recorded[name] = max(1e-9, step.ended_s - step.planned_s)
             self._extra_s[name] = extra_s(step)
+            if following_s < _LONGEST_TURNAROUND_S:
+                self._after_s[name] = following_s
+        self._first_after_s = between_s[first - 1] if first else 0.0
 
     @property
     def recorded_plans(self) -> list[Signature]:
@@ -137,16 +139,20 @@ class Replay:
         came_s = {s.arrived.request_id: [self._begins_s] for s in live if is_stream(s)}
         # Key request id; value the place in the output of the first token in `came_s`.
         firsts = {s.arrived.request_id: s.num_output_tokens - is_stream(s) for s in states}
+        after_s = self._first_after_s
         while len(plans) < most_steps and (coming or loop.has_work):
-            if not loop.has_work and coming:
+            if not loop.has_work:
                 clock.advance_to(coming[0].arrived.arrived_s)
+                after_s = self._turnaround_s
+            ended_s, planned_s = clock.now_s, clock.now_s + after_s
             events = []
-            while coming and coming[0].arrived.arrived_s <= clock.now_s:
+            while coming and _is_taken(coming[0].arrived, ended_s, planned_s):
                 events.append(self._message(coming.popleft()))
-            clock.advance_to(clock.now_s + self._turnaround_s)
+            clock.advance_to(planned_s)
             for output in loop.step(events):
                 times = came_s.setdefault(output.request_id, [])
                 times += [clock.now_s] * len(output.new_token_ids)
+            after_s = self._after_s.get(plans[-1], self._turnaround_s) if plans else 0.0
             wanted = self._token.index - firsts.get(self._token.request_id, 0)
             if len(came_s.get(self._token.request_id, ())) > wanted:
                 break
@@ -271,6 +277,11 @@ class Replay:
                 gaps = (b - a for a, b in pairwise(times))
                 num_late += sum(gap > promise_s for gap in gaps)
         return num_late
+
+
+def _is_taken(arrived: RequestArrived, ended_s: float, planned_s: float) -> bool:
+    """Whether a request joins the step planned at `planned_s`, the one before it being over."""
+    return arrived.arrived_s <= ended_s or arrived.taken_s <= planned_s
 
 
 def _boundless(config: SchedulerConfig, num_tokens: int) -> SchedulerConfig:
