@@ -1,30 +1,26 @@
 """What the replay of a trace says would have been, is what a run without it is like."""
 
-from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from legato.cli.main import main
 from legato.core.config import SchedulerConfig
-from legato.core.plan import StepPlan
 from legato.core.step_record import EngineRecord
 from legato.engine.replay.counterfactuals import Counterfactual, Explained, counterfactuals
 from legato.engine.replay.replay import Token
-from legato.executor.simulated import VirtualClock
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
 from legato.observe.traces.trace_file import JsonlTrace, ReplayBasis, TraceHeader
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
+from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.machine import Machine, MeasuredServer
-from legato_lab.simulation.simulated_run import (
-    MakeTransfers,
-    SimulatedEngine,
-    simulate,
-    simulated_engine,
-)
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.step_errors import ErrorSampler
 from legato_lab.simulation.workload import WorkloadRequest
-from tests.scheduler.step_times import calibrate, truth
+from tests.scheduler.step_times import calibrate
 
 _MAX_LEN, _CACHE_TOKENS = 2048, 20_000
 COSTS = StepCosts(step_s=0.01, row_s=(0.0005,) * (len(ROW_BOUNDS) + 1))
@@ -35,45 +31,13 @@ LONG = WorkloadRequest(0.9, 700, 20, tenant="other")
 WORKLOAD = [*STREAMS, LONG]
 
 
-class _Server(MeasuredServer, frozen=True, kw_only=True):
-    """A measured server of which the machine is taken away once, for `away_s` at `away_at`."""
-
-    away_at: int = -1
-    away_s: float = 0.0
-
-    def start(
-        self,
-        clock: VirtualClock,
-        *,
-        is_sharing: bool,
-        make_transfers: MakeTransfers | None = None,
-    ) -> SimulatedEngine:
-        exact = truth(COSTS, lambda: 1.0)
-
-        def step_time_s(plan: StepPlan) -> float:
-            return exact(plan) + (self.away_s if plan.step_id == self.away_at else 0.0)
-
-        return simulated_engine(
-            clock,
-            self.scheduler,
-            belief=self.machine.belief,
-            rows=COSTS.rows,
-            step_time_s=step_time_s,
-            max_model_len=_MAX_LEN,
-            kv_cache_tokens=_CACHE_TOKENS,
-            acceptance=None,
-            is_sharing=is_sharing,
-            make_transfers=make_transfers,
-        )
-
-
 def traced(
     path: Path,
-    workload: Sequence[WorkloadRequest],
+    workload: list[WorkloadRequest],
     config: SchedulerConfig = FREE,
     away: tuple[int, float] = (-1, 0.0),
 ) -> Path:
-    """Record a run in the simulator."""
+    """Record a run in the simulator, whose step `away[0]` takes `away[1]` seconds more."""
     machine = Machine(
         belief=calibrate(COSTS, _MAX_LEN),
         costs=COSTS,
@@ -81,8 +45,15 @@ def traced(
         kv_cache_tokens=_CACHE_TOKENS,
     )
     records: list[EngineRecord] = []
-    server = _Server(machine=machine, scheduler=config, away_at=away[0], away_s=away[1])
-    simulate(server, workload, on_records=records.extend)
+    steps = count()
+
+    def draw(_: ErrorSampler, shape: StepShape) -> float:
+        return 1.0 + (away[1] / COSTS.seconds(shape) if next(steps) == away[0] else 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ErrorSampler, "draw", draw)
+        server = MeasuredServer(machine=machine, scheduler=config)
+        simulate(server, workload, on_records=records.extend)
     basis = ReplayBasis(
         scheduler=config.resolve(_MAX_LEN),
         max_model_len=_MAX_LEN,
@@ -109,8 +80,8 @@ def late_token(path: Path) -> tuple[Token, float, float]:
     return Token("0", token), came_s[before], came_s[token]
 
 
-def explained(path: Path, **limits: int) -> Explained:
-    return counterfactuals(path, *late_token(path), **limits)
+def explained(path: Path) -> Explained:
+    return counterfactuals(path, *late_token(path))
 
 
 def of(told: Explained, words: str) -> Counterfactual:
@@ -121,7 +92,7 @@ def really_earlier(recorded: Path, other: Path) -> float:
     """Return how much shorter the wait for the late token really was in another run."""
     token, before_s, came_s = late_token(recorded)
     gaps, _, _ = waits(other)
-    return (came_s - before_s) - gaps[token.index - 1]
+    return (came_s - before_s) - gaps[token.place - 1]
 
 
 @pytest.mark.parametrize("config", [FREE, PACED])
@@ -145,7 +116,7 @@ def test_with_a_promise_is_as_a_run_with_it(tmp_path: Path) -> None:
     assert one.is_on_time
     assert one.num_late == 0
     assert really_s > 0.05
-    # The margin of a promise follows from all steps, of which the trace has those up to the token.
+    # The margin of a promise follows from all steps, and the trace ends at the token.
     assert one.change_s == pytest.approx(really_s, abs=0.005)
 
 
@@ -157,6 +128,14 @@ def test_without_an_interruption_is_as_a_run_without_it(tmp_path: Path) -> None:
     one = of(told, "without the interruptions")
     assert one.is_on_time
     assert one.change_s == pytest.approx(really_earlier(path, quiet), abs=1e-3)
+
+
+def test_explain_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, PACED, away=(62, 0.063))
+    assert main(["explain", str(path), "0", "--gaps", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "without the interruptions of the machine: 63 ms earlier, nobody late (0 %" in told
+    assert "the machine took 63 ms away in its steps" in told
 
 
 def test_a_long_trace_costs_no_more_steps(tmp_path: Path) -> None:

@@ -171,11 +171,10 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
 
 
 def _otherwise(one: "Counterfactual") -> str:
-    moved = f"{1e3 * abs(one.change_s):.0f} ms {'earlier' if one.change_s >= 0.0 else 'later'}"
-    parts = [moved]
+    parts = [f"{1e3 * abs(one.change_s):.0f} ms {'earlier' if one.change_s >= 0.0 else 'later'}"]
     if one.is_on_time:
         parts.append("on time" if one.num_late else "nobody late")
-    time = f"{one.forecast_share:.0%} of its steps' times are forecasts, the others recorded"
+    time = f"{100.0 * one.forecast_share:.0f} % of its steps' times are forecasts"
     return f"{one.without}: {', '.join(parts)} ({time})"
 
 

@@ -84,7 +84,7 @@ def counterfactuals(
     slo_class = came[token.request_id].arrived.slo_class
     config = window.basis.scheduler
     slo = config.classes[slo_class]
-    promise_s = slo.ttft_s if token.index == 0 else slo.itl_s
+    promise_s = slo.ttft_s if token.place == 0 else slo.itl_s
     interrupted_s = sum(map(extra_s, own))
     others = {r: came[r].arrived.tenant for r in blamed if r in came}
     ways = list(_ways(others, came[token.request_id].arrived.tenant, config, came_s - start_s))

@@ -21,7 +21,7 @@ from legato.core.step_record import ChunkRecord, RequestArrived
 from legato.core.token_ids import token_array
 from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.replay.window import (
-    Progress,
+    HeldRequest,
     Signature,
     Window,
     extra_s,
@@ -45,7 +45,7 @@ class Token(NamedTuple):
     """A token, by its request and its place in the output; the gap before token 0 is its TTFT."""
 
     request_id: str
-    index: int
+    place: int
 
 
 class Without(NamedTuple):
@@ -153,7 +153,7 @@ class Replay:
                 times = came_s.setdefault(output.request_id, [])
                 times += [clock.now_s] * len(output.new_token_ids)
             after_s = self._after_s.get(plans[-1], self._turnaround_s) if plans else 0.0
-            wanted = self._token.index - firsts.get(self._token.request_id, 0)
+            wanted = self._token.place - firsts.get(self._token.request_id, 0)
             if len(came_s.get(self._token.request_id, ())) > wanted:
                 break
         return Replayed(
@@ -195,7 +195,7 @@ class Replay:
         return arrived.request_id != without.request_id and arrived.tenant != without.tenant
 
     def _scheduler(
-        self, config: SchedulerConfig, live: list[Progress], now_s: float
+        self, config: SchedulerConfig, live: list[HeldRequest], now_s: float
     ) -> tuple[Scheduler, KVCacheManager]:
         """Return a scheduler that holds the live requests and has learned from earlier steps."""
         basis = self._window.basis
@@ -226,7 +226,7 @@ class Replay:
         scheduler.reconfigure(msgspec.structs.replace(config, speculative="off"), now_s)
         return scheduler, kv
 
-    def _message(self, state: Progress) -> AddRequest:
+    def _message(self, state: HeldRequest) -> AddRequest:
         """Return a live request at its present place, or an arriving one without its hit."""
         arrived = state.arrived
         num_tokens = arrived.num_prompt_tokens + state.num_output_tokens
@@ -260,12 +260,12 @@ class Replay:
         )
 
     def _wait_s(self, came_s: dict[str, list[float]], firsts: dict[str, int]) -> float | None:
-        request_id, index = self._token
+        request_id, in_output = self._token
         times = came_s.get(request_id, [])
-        place = index - firsts[request_id]
+        place = in_output - firsts[request_id]
         if not 0 <= place < len(times):
             return None
-        if index == 0:
+        if in_output == 0:
             return times[0] - self._states[request_id].arrived.arrived_s
         return times[place] - times[place - 1] if place else None
 

@@ -18,7 +18,7 @@ Signature = frozenset[tuple[str, int, int]]
 """What a step computes: request, start and number of tokens of each chunk."""
 
 
-class Progress:
+class HeldRequest:
     """How far a request has come: its row of tokens, and how many of them are computed."""
 
     def __init__(self, arrived: RequestArrived) -> None:
@@ -54,12 +54,12 @@ class Window:
             raise ValueError("the trace has no settings to replay with: an older version wrote it")
         self.basis: ReplayBasis = header.basis
         self.steps: list[StepRecord] = []
-        self._states: dict[str, Progress] = {}  # as of the first of `steps`
+        self._states: dict[str, HeldRequest] = {}  # as of the first of `steps`
         kept: deque[StepRecord] = deque()
         for line in lines:
             match line:
                 case RequestArrived() if line.arrived_s <= until_s:
-                    self._states.setdefault(line.request_id, Progress(line))
+                    self._states.setdefault(line.request_id, HeldRequest(line))
                 case RequestEnded() if line.request_id in self._states:
                     self._states[line.request_id].ended = line
                 case StepRecord() if line.planned_s < until_s:
@@ -82,7 +82,7 @@ class Window:
             raise ValueError("some of its requests came before the trace began")
 
     @staticmethod
-    def _pass(step: StepRecord, states: dict[str, Progress]) -> None:
+    def _pass(step: StepRecord, states: dict[str, HeldRequest]) -> None:
         """Apply a step's result, and drop the requests that had ended before it."""
         for request_id in step.preempted:
             if request_id in states:
@@ -98,11 +98,11 @@ class Window:
         for request_id in over:
             del states[request_id]
 
-    def states_at(self, index: int) -> dict[str, Progress]:
+    def states_at(self, index: int) -> dict[str, HeldRequest]:
         """Return requests that the engine holds, or will, at step `index`; key their id."""
         states = {}
         for request_id, before in self._states.items():
-            state = states[request_id] = Progress(before.arrived)
+            state = states[request_id] = HeldRequest(before.arrived)
             state.num_output_tokens = before.num_output_tokens
             state.num_computed_tokens = before.num_computed_tokens
             state.ended = before.ended
@@ -123,7 +123,7 @@ class Window:
         return max(least, next(later, len(self.steps) - 1) - 1)
 
 
-def is_stream(state: Progress) -> bool:
+def is_stream(state: HeldRequest) -> bool:
     num_tokens = state.arrived.num_prompt_tokens + state.num_output_tokens
     return state.num_output_tokens > 0 and state.num_computed_tokens >= num_tokens - 1
 
