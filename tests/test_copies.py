@@ -91,6 +91,12 @@ LEFT_OUT = {
         ("totals", "settings", "flags", "about", "history", "replicas"),
         "sent at first, or when it changes",
     ),
+    "ServiceParams": {
+        "allow_best_effort": "not in a trace: a replay refuses no request",
+        "cache_salt": "a replay shares no blocks",
+        "cache_owner": "likewise",
+        "cache_nonce": "likewise",
+    },
 }
 """Key a class; value its fields that copies leave at their defaults, and why."""
 

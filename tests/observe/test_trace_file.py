@@ -71,8 +71,8 @@ def test_a_line_without_its_end_is_left_out(path: Path) -> None:
         (b"", "is not a trace"),
         (b"[]\n", "line 1 is not"),
         (b'{"kind":"dropped","num_records":1}\n', "is not a trace"),
-        (header(9), "trace of version 9; this reads 2"),
-        (header(1) + V1_STEP, "trace of version 1; this reads 2"),
+        (header(9), "trace of version 9; this reads 2 and 3"),
+        (header(1) + V1_STEP, "trace of version 1; this reads 2 and 3"),
         (b"\xff\xfe\n", "line 1 is not"),
     ],
 )

@@ -192,8 +192,15 @@ def begin_tracing(engine: Engine, config: ServerConfig) -> list[Tracer | SpanExp
     tracing: list[Tracer | SpanExport] = []
     if config.trace is not None:
         try:
-            path, settings = Path(config.trace), engine.info.settings
-            tracing.append(Tracer(engine.activity.records, path, settings, config.max_trace_bytes))
+            tracing.append(
+                Tracer(
+                    engine.activity.records,
+                    Path(config.trace),
+                    engine.info.settings,
+                    config.max_trace_bytes,
+                    engine.settings.replay_basis,
+                )
+            )
         except OSError as error:
             raise ConfigError(f"cannot write the trace: {error}") from error
     if config.otlp_traces_endpoint is not None:

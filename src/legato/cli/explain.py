@@ -9,6 +9,7 @@ from legato.cli.values import count, whole
 
 if TYPE_CHECKING:
     from legato.core.step_record import DrafterName, DraftsEndedBy, Lack
+    from legato.engine.replay.counterfactuals import Counterfactual, Explained
     from legato.observe.traces.attribution import Attribution, Cause, Span
     from legato.observe.traces.request_story import RequestStory
 
@@ -124,8 +125,57 @@ def _explain_one(args: argparse.Namespace) -> None:
     from legato.observe.traces.request_story import read_story
 
     story = read_story(args.trace, args.request_id, args.choice)
-    for line in explanation(story, Attribution(story), args.gaps):
+    attribution = Attribution(story)
+    for line in explanation(story, attribution, args.gaps):
         print(line)
+    if attribution.told_s and args.gaps:
+        for line in _counterfactuals(args.trace, story.request_id, attribution):
+            print(line)
+
+
+def _counterfactuals(path: Path, request_id: str, attribution: "Attribution") -> list[str]:
+    """Say what would have shortened the longest gap; the TTFT if there is no gap."""
+    from legato.engine.replay.counterfactuals import counterfactuals
+    from legato.engine.replay.replay import Token
+
+    gaps, came_s = attribution.gaps(), attribution.came_s
+    index = max(range(len(gaps)), key=gaps.__getitem__, default=None)
+    if index is None:
+        token, before_s = 0, attribution.begins_s or came_s[0]
+    else:
+        token, before_s = attribution.firsts[index + 1], came_s[attribution.firsts[index]]
+    try:
+        told = counterfactuals(path, Token(request_id, token), before_s, came_s[token])
+    except ValueError as error:
+        return ["", f"Its steps are not replayed: {error}."]
+    what = "its first token" if index is None else f"token {token}, after the longest gap"
+    return ["", *counterfactual_lines(told, what)]
+
+
+def counterfactual_lines(told: "Explained", what: str) -> list[str]:
+    """Return counterfactuals in words. Args: what: the token."""
+    lines = [f"What would have changed the wait for {what}, by replays of {told.num_steps} steps:"]
+    lines += [f"  {_otherwise(one)}" for one in told.found]
+    if not told.found:
+        lines.append("  nothing that can be taken out: no other prompt was in its steps")
+    if told.interrupted_s:
+        lines.append(f"  the machine took {1e3 * told.interrupted_s:.0f} ms away in its steps")
+    if told.num_agreeing < told.num_steps:
+        lines.append(
+            f"  in doubt: a replay of all plans {told.num_agreeing} of {told.num_steps} steps as "
+            "recorded"
+        )
+    if told.num_untried:
+        lines.append(f"  {told.num_untried} more were not tried: {told.num_replayed} steps are all")
+    return lines
+
+
+def _otherwise(one: "Counterfactual") -> str:
+    parts = [f"{1e3 * abs(one.change_s):.0f} ms {'earlier' if one.change_s >= 0.0 else 'later'}"]
+    if one.is_on_time:
+        parts.append("on time" if one.num_late else "nobody late")
+    time = f"{100.0 * one.forecast_share:.0f} % of its steps' times are forecasts"
+    return f"{one.without}: {', '.join(parts)} ({time})"
 
 
 def explanation(story: "RequestStory", attribution: "Attribution", num_gaps: int) -> list[str]:

@@ -56,6 +56,7 @@ class LiveTrace:
             Path(directory.name) / _NAMES[trace_format],
             self._engine.info.settings,
             self._max_bytes,
+            self._engine.settings.replay_basis,
         )
         self._running = tracer, trace_format, directory
 

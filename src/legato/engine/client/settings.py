@@ -7,6 +7,7 @@ import msgspec
 from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.engine.process.engine_messages import EngineInfo
+from legato.observe.traces.trace_file import ReplayBasis
 
 
 class RunningSettings:
@@ -31,6 +32,17 @@ class RunningSettings:
         )
         self._info = info
         self._watchers: list[Callable[[RunningSettings], object]] = []
+
+    @property
+    def replay_basis(self) -> ReplayBasis:
+        """What a replay of a trace that begins now needs."""
+        info = self._info
+        return ReplayBasis(
+            scheduler=self.resolved,
+            max_model_len=info.max_model_len,
+            num_blocks=info.cache.num_blocks,
+            block_size=info.cache.block_size,
+        )
 
     def watch(self, watcher: Callable[["RunningSettings"], object]) -> None:
         """Call `watcher` after each change; watchers are called in the order in which they came."""

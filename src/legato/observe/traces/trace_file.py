@@ -13,11 +13,29 @@ from typing import IO, cast
 
 import msgspec
 
+from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.core.step_record import Record
 from legato.core.version import __version__
 
-VERSION = 2
+VERSION = 3
+_READ = (2, VERSION)
+"""Version 2 has no `basis`."""
+
+
+class ReplayBasis(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay of the plans needs beside the records.
+
+    Attributes:
+        scheduler: resolved, as the trace began; a later change is not recorded.
+        max_model_len: as of `Scheduler`.
+        num_blocks, block_size: of the KV cache.
+    """
+
+    scheduler: SchedulerConfig
+    max_model_len: int
+    num_blocks: int
+    block_size: int
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="kind"):
@@ -29,6 +47,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
         started_s: on the records' clock.
         unix_s: offset from the records' times to Unix time; None on a virtual clock.
         settings: of the engine; key a flag's name, value as printed.
+        basis: None if it is unknown.
     """
 
     version: int = VERSION
@@ -36,12 +55,13 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
     started_s: float
     unix_s: float | None
     settings: dict[str, str]
+    basis: ReplayBasis | None = None
 
     @classmethod
-    def now(cls, settings: dict[str, str]) -> "TraceHeader":
+    def now(cls, settings: dict[str, str], basis: ReplayBasis | None = None) -> "TraceHeader":
         """Make the header of a trace that begins now, on the clock of `time.monotonic`."""
         now_s = time.monotonic()
-        return cls(started_s=now_s, unix_s=time.time() - now_s, settings=settings)
+        return cls(started_s=now_s, unix_s=time.time() - now_s, settings=settings, basis=basis)
 
 
 class RecordsDropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped", tag_field="kind"):
@@ -96,8 +116,10 @@ def read_trace(path: Path) -> tuple[TraceHeader, Iterator[TraceLine]]:
     header = next(lines, None)
     if not isinstance(header, TraceHeader):
         raise ConfigError(f"{path} is not a trace of lines of JSON, as --trace FILE.jsonl writes")
-    if header.version != VERSION:
-        raise ConfigError(f"{path} is a trace of version {header.version}; this reads {VERSION}")
+    if header.version not in _READ:
+        raise ConfigError(
+            f"{path} is a trace of version {header.version}; this reads 2 and {VERSION}"
+        )
     return header, cast("Iterator[TraceLine]", lines)
 
 

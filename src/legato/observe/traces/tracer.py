@@ -11,7 +11,13 @@ from legato.core.errors import ConfigError
 from legato.core.step_record import Record
 from legato.observe.traces.feed import RecordFeed
 from legato.observe.traces.perfetto import PerfettoTrace
-from legato.observe.traces.trace_file import JsonlTrace, RecordsDropped, TraceHeader, TraceLine
+from legato.observe.traces.trace_file import (
+    JsonlTrace,
+    RecordsDropped,
+    ReplayBasis,
+    TraceHeader,
+    TraceLine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +71,7 @@ class Tracer:
 
     Args:
         path: overwritten; its name selects the format, as in `trace_format`.
-        settings: as in `TraceHeader`.
+        settings, basis: as in `TraceHeader`.
         max_bytes: before compression.
 
     Attributes:
@@ -77,12 +83,17 @@ class Tracer:
     """
 
     def __init__(
-        self, feed: RecordFeed[Record], path: Path, settings: dict[str, str], max_bytes: int
+        self,
+        feed: RecordFeed[Record],
+        path: Path,
+        settings: dict[str, str],
+        max_bytes: int,
+        basis: ReplayBasis | None = None,
     ) -> None:
         self.path = path
         self.error: str | None = None
         self._max_bytes = max_bytes
-        self._writer = trace_writer(path, TraceHeader.now(settings))
+        self._writer = trace_writer(path, TraceHeader.now(settings, basis))
         self._subscription = feed.subscribe()
         self._task = asyncio.create_task(self._run())
 

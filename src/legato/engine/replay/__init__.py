@@ -1,0 +1,1 @@
+"""Replays of traces: what would have kept a token on time."""

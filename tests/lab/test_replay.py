@@ -1,0 +1,166 @@
+"""What the replay of a trace says would have been, is what a run without it is like."""
+
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from legato.cli.main import main
+from legato.core.config import SchedulerConfig
+from legato.core.step_record import EngineRecord
+from legato.engine.replay.counterfactuals import Counterfactual, Explained, counterfactuals
+from legato.engine.replay.replay import Token
+from legato.observe.traces.attribution import Attribution
+from legato.observe.traces.request_story import read_story
+from legato.observe.traces.trace_file import JsonlTrace, ReplayBasis, TraceHeader
+from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
+from legato.scheduler.step_shape import StepShape
+from legato_lab.simulation.machine import Machine, MeasuredServer
+from legato_lab.simulation.simulated_run import simulate
+from legato_lab.simulation.step_errors import ErrorSampler
+from legato_lab.simulation.workload import WorkloadRequest
+from tests.scheduler.step_times import calibrate
+
+_MAX_LEN, _CACHE_TOKENS = 2048, 20_000
+COSTS = StepCosts(step_s=0.01, row_s=(0.0005,) * (len(ROW_BOUNDS) + 1))
+FREE = SchedulerConfig(speculative="off", max_num_batched_tokens=256)
+PACED = msgspec.structs.replace(FREE, itl_slo_s=0.06)
+STREAMS = [WorkloadRequest(0.05 * i, 20, 90) for i in range(3)]
+LONG = WorkloadRequest(0.9, 700, 20, tenant="other")
+WORKLOAD = [*STREAMS, LONG]
+
+
+def traced(
+    path: Path,
+    workload: list[WorkloadRequest],
+    config: SchedulerConfig = FREE,
+    away: tuple[int, float] = (-1, 0.0),
+) -> Path:
+    """Record a run in the simulator, whose step `away[0]` takes `away[1]` seconds more."""
+    machine = Machine(
+        belief=calibrate(COSTS, _MAX_LEN),
+        costs=COSTS,
+        max_model_len=_MAX_LEN,
+        kv_cache_tokens=_CACHE_TOKENS,
+    )
+    records: list[EngineRecord] = []
+    steps = count()
+
+    def draw(_: ErrorSampler, shape: StepShape) -> float:
+        return 1.0 + (away[1] / COSTS.seconds(shape) if next(steps) == away[0] else 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ErrorSampler, "draw", draw)
+        server = MeasuredServer(machine=machine, scheduler=config)
+        simulate(server, workload, on_records=records.extend)
+    basis = ReplayBasis(
+        scheduler=config.resolve(_MAX_LEN),
+        max_model_len=_MAX_LEN,
+        num_blocks=_CACHE_TOKENS // 16,
+        block_size=16,
+    )
+    trace = JsonlTrace(path, TraceHeader(started_s=0.0, unix_s=None, settings={}, basis=basis))
+    trace.write(records)
+    trace.close()
+    return path
+
+
+def waits(path: Path, request_id: str = "0") -> tuple[list[float], list[float], list[int]]:
+    """Return a request's gaps, when its tokens came, and the first token of each delivery."""
+    attribution = Attribution(read_story(path, request_id))
+    return attribution.gaps(), attribution.came_s, attribution.firsts
+
+
+def late_token(path: Path) -> tuple[Token, float, float]:
+    """Return the token after request 0's longest gap, and when it and the one before came."""
+    gaps, came_s, firsts = waits(path)
+    place = max(range(len(gaps)), key=gaps.__getitem__)
+    before, token = firsts[place : place + 2]
+    return Token("0", token), came_s[before], came_s[token]
+
+
+def explained(path: Path) -> Explained:
+    return counterfactuals(path, *late_token(path))
+
+
+def of(told: Explained, words: str) -> Counterfactual:
+    return next(one for one in told.found if one.without.startswith(words))
+
+
+def really_earlier(recorded: Path, other: Path) -> float:
+    """Return how much shorter the wait for the late token really was in another run."""
+    token, before_s, came_s = late_token(recorded)
+    gaps, _, _ = waits(other)
+    return (came_s - before_s) - gaps[token.place - 1]
+
+
+@pytest.mark.parametrize("config", [FREE, PACED])
+@pytest.mark.parametrize("words", ["without prompt 3", "without tenant other"])
+def test_without_a_prompt_is_as_a_run_without_it(
+    tmp_path: Path, config: SchedulerConfig, words: str
+) -> None:
+    path = traced(tmp_path / "with.jsonl", WORKLOAD, config)
+    told = explained(path)
+    assert told.num_agreeing == told.num_steps > 0  # nothing taken out: planned as recorded
+    really_s = really_earlier(path, traced(tmp_path / "without.jsonl", STREAMS, config))
+    assert really_s > 0.02
+    assert of(told, words).change_s == pytest.approx(really_s, abs=1e-6)
+
+
+def test_with_a_promise_is_as_a_run_with_it(tmp_path: Path) -> None:
+    path = traced(tmp_path / "with.jsonl", WORKLOAD)
+    one = of(explained(path), "with --itl-slo 70ms")
+    promised = msgspec.structs.replace(FREE, itl_slo_s=0.07)
+    really_s = really_earlier(path, traced(tmp_path / "promised.jsonl", WORKLOAD, promised))
+    assert one.is_on_time
+    assert one.num_late == 0
+    assert really_s > 0.05
+    # The margin of a promise follows from all steps, and the trace ends at the token.
+    assert one.change_s == pytest.approx(really_s, abs=0.005)
+
+
+def test_without_an_interruption_is_as_a_run_without_it(tmp_path: Path) -> None:
+    path = traced(tmp_path / "with.jsonl", STREAMS, PACED, away=(50, 0.063))
+    told = explained(path)
+    quiet = traced(tmp_path / "without.jsonl", STREAMS, PACED)
+    assert told.interrupted_s == pytest.approx(0.063, abs=1e-3)
+    one = of(told, "without the interruptions")
+    assert one.is_on_time
+    assert one.change_s == pytest.approx(really_earlier(path, quiet), abs=1e-3)
+
+
+def test_explain_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, PACED, away=(62, 0.063))
+    assert main(["explain", str(path), "0", "--gaps", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "without the interruptions of the machine: 63 ms earlier, nobody late (0 %" in told
+    assert "the machine took 63 ms away in its steps" in told
+
+
+def test_a_long_trace_costs_no_more_steps(tmp_path: Path) -> None:
+    crowd = [WorkloadRequest(0.2 * i, 300, 10, tenant=f"t{i % 7}") for i in range(200)]
+    path = traced(tmp_path / "long.jsonl", [WorkloadRequest(0.0, 20, 1500), *crowd])
+    gaps, came_s, _ = waits(path)
+    last = len(gaps) - 1
+    told = counterfactuals(path, Token("0", last + 1), came_s[last], came_s[last + 1])
+    assert told.num_replayed <= 2000
+    few = counterfactuals(path, Token("0", last + 1), came_s[last], came_s[last + 1], most_steps=20)
+    assert few.num_replayed <= 20
+
+
+def test_the_file_alone_decides(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, PACED)
+    assert explained(path) == explained(path)
+
+
+def test_a_trace_without_settings_is_not_replayed(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    token, start_s, came_s = late_token(path)
+    rest = path.read_bytes().split(b"\n", 1)[1]
+    old = tmp_path / "old.jsonl"
+    old.write_bytes(
+        b'{"kind":"trace","version":2,"started_s":0,"unix_s":null,"settings":{}}\n' + rest
+    )
+    with pytest.raises(ValueError, match="older version"):
+        counterfactuals(old, token, start_s, came_s)
