@@ -83,11 +83,12 @@ def counterfactuals(
     agreeing = sum(a == b for a, b in zip(recorded, base.plans, strict=False))
     slo_class = came[token.request_id].arrived.slo_class
     config = window.basis.scheduler
-    slo = config.classes[slo_class]
-    promise_s = slo.ttft_s if token.place == 0 else slo.itl_s
+    name = "ttft_s" if token.place == 0 else "itl_s"
+    promise_s = getattr(config.classes[slo_class], name)
     interrupted_s = sum(map(extra_s, own))
     others = {r: came[r].arrived.tenant for r in blamed if r in came}
-    ways = list(_ways(others, came[token.request_id].arrived.tenant, config, came_s - start_s))
+    wait_s = None if token.place == 0 else came_s - start_s
+    ways = list(_ways(others, came[token.request_id].arrived.tenant, config, wait_s))
     if interrupted_s:
         ways.insert(
             0, ("without the interruptions of the machine", Without(has_interruptions=False))
@@ -100,7 +101,7 @@ def counterfactuals(
         num_left -= one.num_steps
         num_tried += 1
         if one.wait_s is not None:
-            asked_s = promise_s if way.config is None else way.config.classes[slo_class].itl_s
+            asked_s = getattr((way.config or config).classes[slo_class], name)
             is_on_time = asked_s is not None and one.wait_s <= asked_s
             share = 1.0 - one.num_recorded / max(1, one.num_steps)
             change_s = base.wait_s - one.wait_s
@@ -114,9 +115,14 @@ def counterfactuals(
 
 
 def _ways(
-    others: dict[str, str], own_tenant: str, config: SchedulerConfig, wait_s: float
+    others: dict[str, str], own_tenant: str, config: SchedulerConfig, gap_s: float | None
 ) -> Iterator[tuple[str, Without]]:
-    """Yield what to take out. Args: others: key request id, value its tenant."""
+    """Yield what to take out.
+
+    Args:
+        others: key request id, value its tenant.
+        gap_s: from one token to the next; None for a first token.
+    """
     for request_id in others:
         yield f"without prompt {request_id}", Without(request_id=request_id)
     for tenant in dict.fromkeys(others.values()):
@@ -124,7 +130,12 @@ def _ways(
             yield f"without tenant {tenant}", Without(tenant=tenant)
     if not config.enable_chunked_prefill or config.policy != "stall-free":
         return
-    target_s = wait_s / 2 if config.itl_slo_s is None else 1.5 * config.itl_slo_s
+    if config.itl_slo_s is not None:
+        target_s = 1.5 * config.itl_slo_s
+    elif gap_s is not None:
+        target_s = gap_s / 2
+    else:
+        return
     milliseconds = max(1, round(100 * target_s) * 10)
     other = msgspec.structs.replace(config, itl_slo_s=milliseconds / 1e3, bounds_gaps=False)
     yield f"with --itl-slo {milliseconds}ms", Without(config=other)
