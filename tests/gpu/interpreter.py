@@ -2,8 +2,8 @@
 
 Patching the language takes a third of its time: it is done for a launch, and for each call of a
 function in one, though only the first has an effect. Types of blocks take a third of the rest: each
-operation makes several, with names and shapes. Of what is left, finding a common type and shape for
-two operands takes half; NumPy repeats the smaller one itself.
+operation makes several, with names and shapes. Half of the rest goes into a common type and shape of
+two operands; NumPy repeats the smaller one itself.
 """
 
 import os

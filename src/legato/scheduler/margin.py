@@ -56,7 +56,7 @@ def allowed_miss_rate(requests: Iterable[Request], classes: Iterable[SloClass]) 
 
     Args:
         requests: those with the fewest tokens had best be first.
-        classes: of all requests, so that none bears less than a new request of the strictest.
+        classes: of every request, so that none bears less than a new request of the strictest.
     """
     quantiles = [slo.itl_quantile for slo in classes if slo.promise_s is not None]
     least, found = _bearable(max(quantiles, default=P99), 0), math.inf
