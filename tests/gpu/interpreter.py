@@ -1,9 +1,9 @@
 """Makes Triton's interpreter faster: it works out once what it would again and again.
 
 Patching the language takes a third of its time: it is done for a launch, and for each call of a
-function in one, though only the first has an effect. Types of blocks take a third of the rest: each
-operation makes several, with names and shapes. Half of the rest goes into a common type and shape of
-two operands; NumPy repeats the smaller one itself.
+function in one, though only the first has an effect. Types of blocks take a third of the rest:
+each operation makes several, with names and shapes. Half of what is left goes into a common type
+and shape of two operands; NumPy repeats the smaller one itself.
 """
 
 import os
