@@ -1,6 +1,6 @@
 """How to choose a request's tokens and when to stop. Names and meanings are vLLM's."""
 
-import sys
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -81,15 +81,18 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 field stands at its first stage after the prompt."""
 
 
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer over all floats
+        return False
+
+
 _PENALTIES = f"[{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]"
 _MIN_TOKENS = "must be between 0 and max_tokens"
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda n: 1 <= n <= MAX_N, f"must be between 1 and {MAX_N}"),
-    (
-        "temperature",
-        lambda t: 0.0 <= t <= sys.float_info.max,
-        "must be a finite number of at least 0",
-    ),
+    ("temperature", lambda t: t >= 0.0 and _is_finite(t), "must be a finite number of at least 0"),
     ("top_p", lambda share: 0.0 < share <= 1.0, "must be in (0, 1]"),
     (
         "top_k",
