@@ -41,8 +41,9 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
 
 @pytest.mark.parametrize("field", ["stop", "bad_words"])
 def test_a_long_list_is_refused_without_its_entries(field: str) -> None:
+    long: dict[str, Any] = {field: ["x"] * 10_000 + [""]}
     with pytest.raises(InvalidRequestError, match="has over") as refusal:
-        SamplingParams(**{field: ["x"] * 10_000 + [""]})
+        SamplingParams(**long)
     assert len(str(refusal.value)) < 100
 
 
