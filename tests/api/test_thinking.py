@@ -182,5 +182,10 @@ def test_the_python_api_holds_it_too(model: Path) -> None:
     assert not none.message.reasoning
     with pytest.raises(InvalidRequestError, match="thinking_token_budget must be at least -1"):
         said(-2)
+    with pytest.raises(InvalidRequestError, match="wrong type"):
+        said(1.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="at least -1"):  # nor if there is no thought
+        llm.chat(CHAT["messages"], params, chat_template="Hi", thinking_token_budget=-2)
+    assert said(10**40).num_thinking_tokens == 40
     form = StructuredOutputs(regex="[ab]{4}")
     assert len(said(BUDGET, SamplingParams(max_tokens=40, structured_outputs=form)).text) == 4

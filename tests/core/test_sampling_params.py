@@ -11,7 +11,7 @@ from legato.core.errors import InvalidRequestError
     ("field", "values"),
     [
         ("n", [0, 129]),
-        ("temperature", [-0.1, float("nan"), float("inf")]),
+        ("temperature", [-0.1, float("nan"), float("inf"), 10**400]),
         ("top_p", [0.0, 1.1, float("nan")]),
         ("top_k", [-2, 2**31]),
         ("min_p", [-0.1, 1.1]),
@@ -37,6 +37,14 @@ def test_values_out_of_range_name_their_field(field: str, values: list[Any]) -> 
         with pytest.raises(InvalidRequestError) as refusal:
             SamplingParams(**{field: value})
         assert refusal.value.param == field
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+def test_a_long_list_is_refused_without_its_entries(field: str) -> None:
+    long: dict[str, Any] = {field: ["x"] * 10_000 + [""]}
+    with pytest.raises(InvalidRequestError, match="has over") as refusal:
+        SamplingParams(**long)
+    assert len(str(refusal.value)) < 100
 
 
 @pytest.mark.parametrize(

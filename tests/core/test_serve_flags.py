@@ -41,7 +41,8 @@ _OF_KIND: dict[str, st.SearchStrategy[Any]] = {
     "size": _COUNTS,
     "duration": _seconds,
     "slack": st.floats(0.0, 10.0) | st.just(math.inf),
-    "text": st.text().filter(lambda text: text != "--"),  # which argparse drops
+    # A blank text is a shell's unset variable, and argparse drops "--".
+    "text": st.text().filter(lambda text: text.strip() not in ("", "--")),
     "texts": st.lists(_ADDRESSES, min_size=1, max_size=3).map(tuple),
     "weights": st.dictionaries(_NAMES, st.floats(0.001, 1000.0), max_size=3),
     "classes": st.dictionaries(st.text(min_size=1), _classes, max_size=3),

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import numpy as np
 import psutil
 import pytest
 
@@ -151,6 +152,11 @@ async def an_abort_ends_what_has_come(llm: AsyncLLM) -> None:
 
 
 async def errors_are_exceptions(llm: AsyncLLM) -> None:
+    for wrong in ({"max_tokens": 1.5}, {"top_k": True}, {"temperature": 2**70}):
+        with pytest.raises(InvalidRequestError, match="wrong type"):  # and the engine lives on
+            await last(llm, "Hi", SamplingParams(**wrong))
+    few = SamplingParams(max_tokens=np.int64(2), temperature=np.float32(0), ignore_eos=True)  # type: ignore[arg-type]
+    assert len((await last(llm, "Hi", few)).outputs[0].token_ids) == 2
     with pytest.raises(InvalidRequestError, match="the prompt is empty"):
         await last(llm, "")
     async with aclosing(llm.generate("Once", LONG, "taken")) as running:

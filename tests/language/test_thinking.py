@@ -170,3 +170,14 @@ def test_words_that_no_longer_fit_do_not_count() -> None:
     assert [watch.take(one) for one in (*begun_ids, *[7] * (60 - limit.num_said))][-1]
     assert watch.cut(lambda _: 1) == limit.forced[:1]
     assert watch.num_tokens == 60 - limit.num_said + 1
+
+
+def test_a_budget_of_nothing_switches_thinking_off() -> None:
+    def switch(budget: int | None, **variables: bool) -> object:
+        options = ConversationOptions(
+            thinking_token_budget=budget, chat_template_kwargs=variables or None
+        )
+        return options.variables.get("enable_thinking")
+
+    assert [switch(budget) for budget in (None, -1, 7, 0)] == [None, None, None, False]
+    assert switch(0, enable_thinking=True)

@@ -10,6 +10,8 @@ from legato.core.request import AddRequest, Request
 from legato.core.sampling_params import SamplingParams, ThinkingLimit
 from legato.core.slo import SloClass
 from legato.core.token_ids import token_array
+from legato.kv.window_group import WindowGroup
+from legato.kv.window_groups import WindowGroups
 from legato.scheduler.thinking import given_logprobs
 from tests.profiles import examples
 from tests.scheduler.harness import VOCAB_SIZE, Harness
@@ -119,3 +121,26 @@ def test_given_tokens_are_among_the_most_likely_only_if_asked_for(asked: int, nu
     assert logprobs is not None
     assert [entry.token_id for entry in logprobs] == [*FORCED]
     assert {len(entry.top) for entry in logprobs} == {num_top}
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_given_tokens_are_computed_in_parts_that_windows_hold(enable_prefix_caching: bool) -> None:
+    """A window group with no room for all of them at once preempted their stream again and again,
+    for ever without a prefix cache.
+    """
+    forced = tuple(range(200))
+    limit = msgspec.structs.replace(
+        ONE, budget=203, ends=(999,), forced=forced, num_said=199, is_open=True
+    )
+    group = WindowGroup(4, 11, 4)
+    harness = Harness(
+        budget=16,
+        max_model_len=256,
+        windows=WindowGroups([group], block_size=4, max_requests=1),
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    for name in "ab":
+        harness.add(name, 10, max_tokens=210, thinking=limit)
+    harness.drain()
+    assert [len(tokens) for tokens in harness.tokens.values()] == [210, 210]
+    assert not any(plan.preempted for plan in harness.plans)

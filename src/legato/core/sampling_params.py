@@ -81,11 +81,18 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 field stands at its first stage after the prompt."""
 
 
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer over all floats
+        return False
+
+
 _PENALTIES = f"[{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]"
 _MIN_TOKENS = "must be between 0 and max_tokens"
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda n: 1 <= n <= MAX_N, f"must be between 1 and {MAX_N}"),
-    ("temperature", lambda t: 0.0 <= t < math.inf, "must be a finite number of at least 0"),
+    ("temperature", lambda t: t >= 0.0 and _is_finite(t), "must be a finite number of at least 0"),
     ("top_p", lambda share: 0.0 < share <= 1.0, "must be in (0, 1]"),
     (
         "top_k",
@@ -276,18 +283,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return len(self.logprob_token_ids) + 1  # the sampled one is among them
 
     def _check(self) -> None:
+        for name, limit in _MOST_ENTRIES.items():  # first: the errors of values list the entries
+            _require_at_most(limit, name, len(getattr(self, name) or ()))
+        num_tokens = sum(map(len, self.bad_words_token_ids))
+        _require_at_most(2 * MAX_BAD_WORDS_CHARS, "bad_words_token_ids", num_tokens, "tokens")
+        for name, limit in _MOST_CHARS.items():
+            num_chars = sum(map(len, getattr(self, name)))
+            _require_at_most(limit, name, num_chars, "characters")
         for name, holds, rule in _RULES:
             value = getattr(self, name)
             _require(holds(value), name, rule, value)
         for value in (self.logit_bias or {}).values():
             _require(-100.0 <= value <= 100.0, "logit_bias", "values must be in [-100, 100]", value)
-        for name, limit in _MOST_ENTRIES.items():
-            _require_at_most(limit, name, len(getattr(self, name) or ()))
-        for name in ("bad_words", "stop"):
-            num_chars = sum(map(len, getattr(self, name)))
-            _require_at_most(_MOST_CHARS[name], name, num_chars, "characters")
-        num_tokens = sum(map(len, self.bad_words_token_ids))
-        _require_at_most(2 * MAX_BAD_WORDS_CHARS, "bad_words_token_ids", num_tokens, "tokens")
         _require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             *("min_tokens", _MIN_TOKENS, self.min_tokens),

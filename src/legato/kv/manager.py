@@ -204,7 +204,7 @@ class KVCacheManager:
         """Reserve blocks for all tokens that a request has after the steps in flight.
 
         Blocks with the same tokens are shared. `Request.num_reserved_tokens` tells beforehand
-        whether there is anything to do.
+        whether there is anything to do. In window groups, only the next token gets a block.
 
         Args:
             found: what `lookup.match` has just found for the request, if it was called.
@@ -214,18 +214,21 @@ class KVCacheManager:
         """
         if request.request_id not in self._tables:
             return self._begin(request, found or self.lookup.match(request))
-        return self.grow(request, request.num_expected_tokens)
+        return self.grow(request, request.num_expected_tokens, request.num_scheduled_tokens + 1)
 
-    def grow(self, request: Request, num_tokens: int) -> bool:
+    def grow(self, request: Request, num_tokens: int, in_windows: int | None = None) -> bool:
         """Reserve blocks for the first `num_tokens` tokens of a request that has blocks.
+
+        Args:
+            in_windows: for how many of them, in window groups; None for all.
 
         Returns:
             whether there were enough free blocks; if not, nothing has changed.
         """
-        table, num_blocks = self._tables[request.request_id], -(-num_tokens // self.block_size)
-        missing = num_blocks - len(table.block_ids)
+        table, name, size = self._tables[request.request_id], request.request_id, self.block_size
+        missing, end = -(-num_tokens // size) - len(table.block_ids), in_windows or num_tokens
         if self.windows is not None and (
-            missing > self.num_free_blocks or not self.windows.grow(request.request_id, num_blocks)
+            missing > self.num_free_blocks or not self.windows.grow(name, -(-end // size))
         ):
             return False
         if missing > 0 and not self._tables.grow(table, missing):
@@ -471,12 +474,9 @@ class KVCacheManager:
         """Take the windows' blocks and the states' checkpoint at the end of a hit."""
         num_blocks = found.num_tokens // self.block_size
         if self.windows is not None:
-            ends = found.num_matched_tokens, self.lookup.num_shareable(request)
-            self.windows.begin(
-                request.request_id,
-                table.block_ids[:num_blocks],
-                [end // self.block_size for end in ends],
-            )
+            num_shareable = self.lookup.num_shareable(request)
+            ends = [end // self.block_size for end in (found.num_matched_tokens, num_shareable)]
+            self.windows.begin(request.request_id, table.block_ids[:num_blocks], ends)
         if self.states is not None and num_blocks:
             key = table.block_ids[num_blocks - 1]
             self.states.restore(request.request_id, key, found.num_tokens)

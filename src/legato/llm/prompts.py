@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 import msgspec
+import numpy as np
 
 from legato.checkpoint.defaults import ModelDefaults, load_defaults
 from legato.checkpoint.source import ModelSource
@@ -59,6 +60,7 @@ class TextPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+_Settings = TypeVar("_Settings", SamplingParams, ServiceParams)
 Prompt = str | TextPrompt | TokensPrompt
 Message = Mapping[str, Any]  # keys "role", "content" and others that the template reads
 
@@ -132,14 +134,14 @@ class PromptReader:
         self, prompt: Prompt, params: SamplingParams, service: ServiceParams | None = None
     ) -> ReadPrompt:
         """Read a prompt; raises `InvalidRequestError` if it can never be served so."""
-        params = self._settled(params)
+        params = _typed(self._settled(params))
         text, whole = self._tokenized(prompt)
         token_ids = last_tokens(whole, params, self._info.max_model_len)
         service = service or ServiceParams()
         salt = None if isinstance(prompt, str) else prompt.get("cache_salt")
         if salt is not None:
             service = msgspec.structs.replace(service, cache_salt=salt)
-        return ReadPrompt(text, list(token_ids), params, service)
+        return ReadPrompt(text, list(token_ids), params, _typed(service))
 
     def read_pooled(
         self, prompt: Prompt, pooling: Pooling, truncate_prompt_tokens: int | None, side: Side
@@ -179,6 +181,7 @@ class PromptReader:
             raise InvalidRequestError(
                 f"chat_template_kwargs must not contain {name}", param="chat_template_kwargs"
             )
+        budget = self._thinking_budget(options)
         keeps_parts = options.chat_template_content_format == "openai"
         functions = [dict(tool) for tool in options.tools or ()]
         template = self._templates.get(options.chat_template, has_tools=bool(functions))
@@ -192,7 +195,6 @@ class PromptReader:
         syntax = template.reply_syntax(text, functions)
         syntax = syntax if functions else syntax.without_calls()
         if template.may_think(text) and params.structured_outputs is None:
-            budget = _thinking_budget(options)
             limit = thinking_limit(self.tokenizer, syntax, template.thought_end, budget)
             if limit is not None:
                 token_ids, syntax, limit = without_thought(token_ids, syntax, limit)
@@ -208,6 +210,15 @@ class PromptReader:
         kept = (*read.params.kept_special_tokens, *self.tokenizer.special_marks(syntax).values())
         shown = msgspec.structs.replace(read.params, kept_special_tokens=kept)
         return read._replace(params=shown, syntax=syntax)
+
+    def _thinking_budget(self, options: ConversationOptions) -> int | None:
+        budget = options.thinking_token_budget
+        if budget is not None and budget < -1:
+            raise InvalidRequestError(
+                f"thinking_token_budget must be at least -1, got {budget}",
+                param="thinking_token_budget",
+            )
+        return None if budget in (None, -1) else min(budget, self._info.max_model_len)
 
     def _tokenized(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
         match prompt:
@@ -239,14 +250,23 @@ def _no_tokenizer(reason: str, param: str = "prompt") -> InvalidRequestError:
     )
 
 
-def _thinking_budget(options: ConversationOptions) -> int | None:
-    budget = options.thinking_token_budget
-    if budget is not None and budget < -1:
-        raise InvalidRequestError(
-            f"thinking_token_budget must be at least -1, got {budget}",
-            param="thinking_token_budget",
-        )
-    return None if budget == -1 else budget
+def _typed(settings: _Settings) -> _Settings:
+    """Return settings as an engine's process reads them: numpy's numbers become Python's.
+
+    Raises:
+        InvalidRequestError: a value is not of its field's type; it would end that process.
+    """
+    try:
+        sent = msgspec.msgpack.encode(settings, enc_hook=_number)
+        return msgspec.msgpack.decode(sent, type=type(settings))
+    except (TypeError, OverflowError, msgspec.ValidationError) as error:
+        raise InvalidRequestError(f"a setting of the request has a wrong type: {error}") from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is neither a number nor a text")
 
 
 def _for_template(message: Message, *, keeps_parts: bool) -> dict[str, Any]:

@@ -187,9 +187,9 @@ class Step:
         """
         wanted = request.num_remaining_tokens
         room = max(1, self._budget.most_tokens - self.shape.num_tokens - num_more)
-        self.add_prefill(
-            request, min(wanted, room), "prompt_end" if room >= wanted else "token_budget"
-        )
+        ended_by: EndedBy = "prompt_end" if room >= wanted else "token_budget"
+        if not self.add_prefill(request, min(wanted, room), ended_by):
+            self.add_prefill(request, 1, "token_budget")  # it has blocks for its next token
 
     def add_prefill(self, request: Request, num_tokens: int, ended_by: EndedBy) -> bool:
         """Add the next tokens of a prompt that has blocks for all of it.

@@ -75,9 +75,11 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variables(self) -> dict[str, Any]:
         """All variables of the template but the messages and the tools."""
+        switch = {"enable_thinking": False} if self.thinking_token_budget == 0 else {}
         return {
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
+            **switch,
             **(self.chat_template_kwargs or {}),
         }
 
