@@ -10,7 +10,8 @@ from legato.cli.main import main
 from legato.core.config import SchedulerConfig
 from legato.core.step_record import EngineRecord
 from legato.engine.replay.counterfactuals import Counterfactual, Explained, counterfactuals
-from legato.engine.replay.replay import Token
+from legato.engine.replay.replay import Replay, Token, Without
+from legato.engine.replay.window import Window
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
 from legato.observe.traces.trace_file import JsonlTrace, ReplayBasis, TraceHeader
@@ -26,6 +27,7 @@ _MAX_LEN, _CACHE_TOKENS = 2048, 20_000
 COSTS = StepCosts(step_s=0.01, row_s=(0.0005,) * (len(ROW_BOUNDS) + 1))
 FREE = SchedulerConfig(speculative="off", max_num_batched_tokens=256)
 PACED = msgspec.structs.replace(FREE, itl_slo_s=0.06)
+TWO_IN_FLIGHT = msgspec.structs.replace(FREE, num_steps_in_flight=2)
 STREAMS = [WorkloadRequest(0.05 * i, 20, 90) for i in range(3)]
 LONG = WorkloadRequest(0.9, 700, 20, tenant="other")
 WORKLOAD = [*STREAMS, LONG]
@@ -95,7 +97,7 @@ def really_earlier(recorded: Path, other: Path) -> float:
     return (came_s - before_s) - gaps[token.place - 1]
 
 
-@pytest.mark.parametrize("config", [FREE, PACED])
+@pytest.mark.parametrize("config", [FREE, PACED, TWO_IN_FLIGHT])
 @pytest.mark.parametrize("words", ["without prompt 3", "without tenant other"])
 def test_without_a_prompt_is_as_a_run_without_it(
     tmp_path: Path, config: SchedulerConfig, words: str
@@ -106,6 +108,15 @@ def test_without_a_prompt_is_as_a_run_without_it(
     really_s = really_earlier(path, traced(tmp_path / "without.jsonl", STREAMS, config))
     assert really_s > 0.02
     assert of(told, words).change_s == pytest.approx(really_s, abs=1e-6)
+
+
+def test_overlapping_steps_are_replayed_in_the_time_that_they_took(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, TWO_IN_FLIGHT)
+    token, before_s, came_s = late_token(path)
+    replay = Replay(Window(path, came_s), 0, token)
+    base = replay.run(Without(), 200)
+    assert base.plans[: len(replay.recorded_plans)] == replay.recorded_plans
+    assert base.wait_s == pytest.approx(came_s - before_s)
 
 
 def test_with_a_promise_is_as_a_run_with_it(tmp_path: Path) -> None:

@@ -105,9 +105,11 @@ class Replay:
         self._recorded: dict[Signature, float] = {}  # value: seconds from its planning on
         self._extra_s: dict[Signature, float] = {}
         self._after_s: dict[Signature, float] = {}  # value: from its end to the next planning
+        free_s = self._begins_s  # with two steps in flight, a step is planned before it begins
         for step, following_s in zip(self._steps, [*between_s[first:], 0.0], strict=True):
             name = signature(step.chunks)
-            self._recorded[name] = max(1e-9, step.ended_s - step.planned_s)
+            self._recorded[name] = max(1e-9, step.ended_s - max(step.planned_s, free_s))
+            free_s = step.ended_s
             self._extra_s[name] = extra_s(step)
             if following_s < _LONGEST_TURNAROUND_S:
                 self._after_s[name] = following_s

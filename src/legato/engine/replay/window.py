@@ -120,7 +120,8 @@ class Window:
         """Return the first step to replay so that what came at `since_s` is new, if it can be."""
         least = max(0, len(self.steps) - MOST_REPLAYED)
         later = (i for i, step in enumerate(self.steps) if step.planned_s >= since_s)
-        return max(least, next(later, len(self.steps) - 1) - 1)
+        depth = self.basis.scheduler.num_steps_in_flight or 1
+        return max(least, next(later, len(self.steps) - 1) - depth)
 
 
 def is_stream(state: HeldRequest) -> bool:
