@@ -1,20 +1,37 @@
 """What the replay of a trace says would have been, is what a run without it is like."""
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from legato.cli.explain import counterfactual_lines
 from legato.cli.main import main
 from legato.core.config import SchedulerConfig
-from legato.core.step_record import EngineRecord
+from legato.core.outputs import FinishReason
+from legato.core.step_record import (
+    EngineRecord,
+    GrammarReady,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.replay.counterfactuals import Counterfactual, Explained, counterfactuals
 from legato.engine.replay.replay import Replay, Token, Without
 from legato.engine.replay.window import Window
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
-from legato.observe.traces.trace_file import JsonlTrace, ReplayBasis, TraceHeader
+from legato.observe.traces.trace_file import (
+    JsonlTrace,
+    RecordsDropped,
+    ReplayBasis,
+    TraceHeader,
+    TraceLine,
+    read_trace,
+)
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.machine import Machine, MeasuredServer
@@ -175,3 +192,120 @@ def test_a_trace_without_settings_is_not_replayed(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="older version"):
         counterfactuals(old, token, start_s, came_s)
+
+
+def altered(path: Path, change: Callable[[TraceLine], list[TraceLine]]) -> Path:
+    """Rewrite a trace's lines after its header."""
+    header, lines = read_trace(path)
+    new = [made for line in list(lines) for made in change(line)]
+    trace = JsonlTrace(path, header)
+    trace.write(new)
+    trace.close()
+    return path
+
+
+def ended_as(request_id: str, reason: FinishReason) -> Callable[[TraceLine], list[TraceLine]]:
+    def change(line: TraceLine) -> list[TraceLine]:
+        if isinstance(line, RequestEnded) and line.request_id == request_id:
+            return [msgspec.structs.replace(line, finish_reason=reason)]
+        return [line]
+
+    return change
+
+
+def test_a_failed_request_is_explained(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+    altered(path, ended_as("0", FinishReason.ERROR))
+    assert explained(path) == told
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_a_request_that_left_early_leaves_the_replay(tmp_path: Path, reason: FinishReason) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    altered(path, ended_as("1", reason))
+    _, came_s, _ = waits(path)
+    ends_s = Window(path, came_s[-1]).steps[40].ended_s
+    early = altered(path, _early("1", ends_s))
+    replay = Replay(Window(early, came_s[-1]), 0, Token("0", 60))
+    plans = replay.run(Without(), 100).plans
+    assert plans[:60] == replay.recorded_plans[:60]
+
+
+def _early(request_id: str, ends_s: float) -> Callable[[TraceLine], list[TraceLine]]:
+    """Return what lets a request leave at the end of a step, and its chunks with it."""
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if isinstance(line, RequestEnded) and line.request_id == request_id:
+            return [msgspec.structs.replace(line, ended_s=ends_s)]
+        if isinstance(line, StepRecord) and line.planned_s >= ends_s:
+            chunks = tuple(c for c in line.chunks if c.request_id != request_id)
+            return [msgspec.structs.replace(line, chunks=chunks)]
+        return [line]
+
+    return change
+
+
+def test_a_refused_request_is_not_replayed(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if not isinstance(line, RequestArrived) or line.request_id != "3":
+            return [line]
+        came = msgspec.structs.replace(line, request_id="refused")
+        reason = FinishReason.REFUSED
+        end = RequestEnded(
+            request_id="refused",
+            ended_s=line.taken_s,
+            finish_reason=reason,
+            num_output_tokens=0,
+            num_cached_tokens=0,
+            error="full",
+        )
+        return [came, end, line]
+
+    assert explained(altered(path, change)) == told
+
+
+def test_a_request_is_replayed_from_the_compiling_of_its_grammar_on(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if not isinstance(line, RequestArrived) or line.request_id != "3":
+            return [line]
+        early = msgspec.structs.replace(line, arrived_s=0.3, taken_s=0.3)
+        return [early, GrammarReady(request_id="3", ready_s=line.taken_s, compile_s=0.5)]
+
+    again = explained(altered(path, change))
+    assert again.num_agreeing == again.num_steps
+    one, other = (of(each, "without prompt").change_s for each in (again, told))
+    assert one == pytest.approx(other)
+
+
+def test_a_trace_with_missing_records_is_not_replayed(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        is_first = isinstance(line, StepRecord) and line.step_id == 3
+        return [RecordsDropped(num_records=5)] if is_first else [line]
+
+    altered(path, change)
+    with pytest.raises(ValueError, match="missing"):
+        explained(path)
+
+
+def test_what_has_no_result_is_not_called_nothing() -> None:
+    lines = counterfactual_lines(Explained([], None, 0.0, 9, 9, 2000, 3), "its first token")
+    assert lines[1:] == ["  3 more have no result within 2000 steps"]
+
+
+def test_requests_that_cannot_begin_end_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    token, _, came_s = late_token(path)
+    replay = Replay(Window(path, came_s), 0, token)
+    monkeypatch.setattr(EngineLoop, "_plan", lambda *_: None)
+    assert replay.run(Without(), 100).wait_s is None

@@ -156,7 +156,7 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
     """Return counterfactuals in words. Args: what: the token."""
     lines = [f"What would have changed the wait for {what}, by replays of {told.num_steps} steps:"]
     lines += [f"  {_otherwise(one)}" for one in told.found]
-    if not told.found:
+    if not told.found and not told.num_open:
         lines.append("  nothing that can be taken out: no other prompt was in its steps")
     if told.interrupted_s:
         lines.append(f"  the machine took {1e3 * told.interrupted_s:.0f} ms away in its steps")
@@ -165,8 +165,8 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
             f"  in doubt: a replay of all plans {told.num_agreeing} of {told.num_steps} steps as "
             "recorded"
         )
-    if told.num_untried:
-        lines.append(f"  {told.num_untried} more were not tried: {told.num_replayed} steps are all")
+    if told.num_open:
+        lines.append(f"  {told.num_open} more have no result within {told.num_replayed} steps")
     return lines
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.ranges import MOST_S
 from legato.engine.replay.replay import Replay, Token, Without
 from legato.engine.replay.window import MOST_REPLAYED, Window, extra_s
 
@@ -39,7 +40,8 @@ class Explained(NamedTuple):
         interrupted_s: how long the machine was away in the token's steps.
         num_agreeing, num_steps: steps that the replay of all plans as recorded, and all of these.
         num_replayed: steps that all replays planned together.
-        num_untried: things left, since the steps were spent.
+        num_open: things without a result, since the token came in none of their steps, or all steps
+            were spent.
     """
 
     found: list[Counterfactual]
@@ -48,7 +50,7 @@ class Explained(NamedTuple):
     num_agreeing: int
     num_steps: int
     num_replayed: int
-    num_untried: int
+    num_open: int
 
 
 def counterfactuals(
@@ -74,7 +76,7 @@ def counterfactuals(
                 tokens[chunk.request_id] += chunk.num_tokens
     blamed = [request_id for request_id, _ in tokens.most_common(_MOST_REQUESTS)]
     came = window.states_at(0)
-    since_s = min([start_s, *(came[r].arrived.taken_s for r in blamed if r in came)])
+    since_s = min([start_s, *(came[r].ready_s for r in blamed if r in came)])
     replay = Replay(window, window.first_step(since_s), token)
     num_left = most_steps
     base = replay.run(Without(), min(num_left, 2 * MOST_REPLAYED))
@@ -93,13 +95,12 @@ def counterfactuals(
         ways.insert(
             0, ("without the interruptions of the machine", Without(has_interruptions=False))
         )
-    found, num_tried = [], 0
+    found = []
     for words, way in ways:
         if num_left < len(recorded) or base.wait_s is None:
             break
         one = replay.run(way, min(num_left, 2 * len(recorded)))
         num_left -= one.num_steps
-        num_tried += 1
         if one.wait_s is not None:
             asked_s = getattr((way.config or config).classes[slo_class], name)
             is_on_time = asked_s is not None and one.wait_s <= asked_s
@@ -107,10 +108,9 @@ def counterfactuals(
             change_s = base.wait_s - one.wait_s
             found.append(Counterfactual(words, change_s, is_on_time, one.num_late, share))
     found.sort(key=lambda one: -one.change_s)
-    untried = len(ways) - num_tried
-    num_replayed = most_steps - num_left
+    num_replayed, num_open = most_steps - num_left, len(ways) - len(found)
     return Explained(
-        found, promise_s, interrupted_s, agreeing, len(recorded), num_replayed, untried
+        found, promise_s, interrupted_s, agreeing, len(recorded), num_replayed, num_open
     )
 
 
@@ -131,7 +131,7 @@ def _ways(
     if not config.enable_chunked_prefill or config.policy != "stall-free":
         return
     if config.itl_slo_s is not None:
-        target_s = 1.5 * config.itl_slo_s
+        target_s = min(1.5 * config.itl_slo_s, MOST_S)
     elif gap_s is not None:
         target_s = gap_s / 2
     else:
