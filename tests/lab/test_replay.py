@@ -166,6 +166,25 @@ def test_explain_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "the machine took 63 ms away in its steps" in told
 
 
+def test_what_a_replay_would_warn_of_is_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tight = msgspec.structs.replace(FREE, itl_slo_s=0.008)
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, tight)
+    caplog.clear()
+    assert main(["explain", str(path), "0"]) == 0
+    assert "by replays of" in capsys.readouterr().out
+    assert not caplog.records
+
+
+def test_a_request_of_the_clocks_beginning_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = traced(tmp_path / "t.jsonl", [WorkloadRequest(0.0, 900, 1)])
+    assert main(["explain", str(path), "0"]) == 0
+    assert "by replays of" in capsys.readouterr().out
+
+
 def test_a_long_trace_costs_no_more_steps(tmp_path: Path) -> None:
     crowd = [WorkloadRequest(0.2 * i, 300, 10, tenant=f"t{i % 7}") for i in range(200)]
     path = traced(tmp_path / "long.jsonl", [WorkloadRequest(0.0, 20, 1500), *crowd])
@@ -298,7 +317,7 @@ def test_a_trace_with_missing_records_is_not_replayed(tmp_path: Path) -> None:
 
 def test_what_has_no_result_is_not_called_nothing() -> None:
     lines = counterfactual_lines(Explained([], None, 0.0, 9, 9, 2000, 3), "its first token")
-    assert lines[1:] == ["  3 more have no result within 2000 steps"]
+    assert lines[1:] == ["  no result for 3 more within 2000 steps"]
 
 
 def test_requests_that_cannot_begin_end_a_replay(

@@ -1,6 +1,7 @@
 """`legato explain`: where a request's time went."""
 
 import argparse
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,13 +142,17 @@ def _counterfactuals(path: Path, request_id: str, attribution: "Attribution") ->
     gaps, came_s = attribution.gaps(), attribution.came_s
     index = max(range(len(gaps)), key=gaps.__getitem__, default=None)
     if index is None:
-        token, before_s = 0, attribution.begins_s or came_s[0]
+        begins_s = attribution.begins_s
+        token, before_s = 0, came_s[0] if begins_s is None else begins_s
     else:
         token, before_s = attribution.firsts[index + 1], came_s[attribution.firsts[index]]
+    logging.disable(logging.WARNING)  # a replay's engine may warn of promises
     try:
         told = counterfactuals(path, Token(request_id, token), before_s, came_s[token])
     except ValueError as error:
         return ["", f"Its steps are not replayed: {error}."]
+    finally:
+        logging.disable(logging.NOTSET)
     what = "its first token" if index is None else f"token {token}, after the longest gap"
     return ["", *counterfactual_lines(told, what)]
 
@@ -166,7 +171,7 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
             "recorded"
         )
     if told.num_open:
-        lines.append(f"  {told.num_open} more have no result within {told.num_replayed} steps")
+        lines.append(f"  no result for {told.num_open} more within {told.num_replayed} steps")
     return lines
 
 
