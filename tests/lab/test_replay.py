@@ -173,7 +173,7 @@ def test_what_a_replay_would_warn_of_is_not_logged(
     path = traced(tmp_path / "t.jsonl", WORKLOAD, tight)
     caplog.clear()
     assert main(["explain", str(path), "0"]) == 0
-    assert "by replays of" in capsys.readouterr().out
+    assert "a replay of" in capsys.readouterr().out
     assert not caplog.records
 
 
@@ -263,6 +263,16 @@ def _early(request_id: str, ends_s: float) -> Callable[[TraceLine], list[TraceLi
         return [line]
 
     return change
+
+
+def test_a_replay_with_another_wait_tells_nothing(tmp_path: Path) -> None:
+    """The bound of steps without a promise follows from costs that few sizes of steps hide."""
+    config = msgspec.structs.replace(FREE, bounds_gaps=True, max_num_batched_tokens=2048)
+    crowd = [WorkloadRequest(0.001 * i, 1500, 30) for i in range(13)]
+    path = traced(tmp_path / "t.jsonl", crowd, config)
+    _, came_s, _ = waits(path, "5")
+    with pytest.raises(ValueError, match=r"waits \d+ ms, and not \d+"):
+        counterfactuals(path, Token("5", 1), *came_s[:2])
 
 
 def test_a_refused_request_is_not_replayed(tmp_path: Path) -> None:

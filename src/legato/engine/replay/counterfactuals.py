@@ -9,12 +9,15 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.ranges import MOST_S
+from legato.core.step_record import StepRecord
 from legato.engine.replay.replay import Replay, Token, Without
 from legato.engine.replay.window import MOST_REPLAYED, Window, extra_s
 
 MOST_STEPS = 2000
 """Steps that all replays of one token may plan together: within 2 s on one core."""
 _MOST_REQUESTS = 5
+_MOST_APART = 0.25
+"""How far a wait in a replay of all may be from the recorded wait, as a share of that."""
 
 
 class Counterfactual(NamedTuple):
@@ -69,12 +72,7 @@ def counterfactuals(
     own = [step for step in window.steps if step.ended_s > start_s]
     if not own:
         raise ValueError("its steps are not in the trace")
-    tokens: Counter[str] = Counter()
-    for step in own:
-        for chunk in step.chunks:
-            if chunk.kind == "prefill" and chunk.request_id != token.request_id:
-                tokens[chunk.request_id] += chunk.num_tokens
-    blamed = [request_id for request_id, _ in tokens.most_common(_MOST_REQUESTS)]
+    blamed = _blamed(own, token.request_id)
     came = window.states_at(0)
     since_s = min([start_s, *(came[r].ready_s for r in blamed if r in came)])
     replay = Replay(window, window.first_step(since_s), token)
@@ -83,6 +81,13 @@ def counterfactuals(
     num_left -= base.num_steps
     recorded = replay.recorded_plans
     agreeing = sum(a == b for a, b in zip(recorded, base.plans, strict=False))
+    waited_s = came_s - max(start_s, replay.begins_s)
+    if token.place == 0:
+        waited_s = came_s - came[token.request_id].arrived.arrived_s
+    if base.wait_s is not None and abs(base.wait_s - waited_s) > _MOST_APART * waited_s:
+        raise ValueError(
+            f"a replay of them waits {1e3 * base.wait_s:.0f} ms, and not {1e3 * waited_s:.0f} ms"
+        )
     slo_class = came[token.request_id].arrived.slo_class
     config = window.basis.scheduler
     name = "ttft_s" if token.place == 0 else "itl_s"
@@ -112,6 +117,16 @@ def counterfactuals(
     return Explained(
         found, promise_s, interrupted_s, agreeing, len(recorded), num_replayed, num_open
     )
+
+
+def _blamed(steps: list[StepRecord], request_id: str) -> list[str]:
+    """Return the others with the most prompt tokens in these steps."""
+    tokens: Counter[str] = Counter()
+    for step in steps:
+        for chunk in step.chunks:
+            if chunk.kind == "prefill" and chunk.request_id != request_id:
+                tokens[chunk.request_id] += chunk.num_tokens
+    return [other for other, _ in tokens.most_common(_MOST_REQUESTS)]
 
 
 def _ways(

@@ -80,13 +80,16 @@ class Replay:
     Args:
         first: index of the first step.
         token: ends a replay.
+
+    Attributes:
+        begins_s: when the first of its steps could begin.
     """
 
     def __init__(self, window: Window, first: int, token: Token) -> None:
         self._window, self._token = window, token
         self._states = window.states_at(first)
         self._before, self._steps = window.steps[:first], window.steps[first:]
-        self._begins_s = self._before[-1].ended_s if first else self._steps[0].planned_s
+        self.begins_s = self._before[-1].ended_s if first else self._steps[0].planned_s
         self._hits: dict[str, int] = {}  # of the first admission: later ones find their own blocks
         for step in reversed(self._steps):
             self._hits |= step.admitted
@@ -105,7 +108,7 @@ class Replay:
         self._recorded: dict[Signature, float] = {}  # value: seconds from its planning on
         self._extra_s: dict[Signature, float] = {}
         self._after_s: dict[Signature, float] = {}  # value: from its end to the next planning
-        free_s = self._begins_s  # with two steps in flight, a step is planned before it begins
+        free_s = self.begins_s  # with two steps in flight, a step is planned before it begins
         for step, following_s in zip(self._steps, [*between_s[first:], 0.0], strict=True):
             name = signature(step.chunks)
             self._recorded[name] = max(1e-9, step.ended_s - max(step.planned_s, free_s))
@@ -139,13 +142,13 @@ class Replay:
             )
         )
         clock = VirtualClock()
-        clock.advance_to(self._begins_s)
+        clock.advance_to(self.begins_s)
         scheduler, kv = self._scheduler(config, live, clock.now_s)
         plans: list[Signature] = []
         step_time_s = self._step_time(clock, plans, has_interruptions=without.has_interruptions)
         depth = config.num_steps_in_flight or 1
         loop = EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s, depth=depth), clock)
-        came_s = {s.arrived.request_id: [self._begins_s] for s in live if is_stream(s)}
+        came_s = {s.arrived.request_id: [self.begins_s] for s in live if is_stream(s)}
         # Key request id; value the place in the output of the first token in `came_s`.
         firsts = {s.arrived.request_id: s.num_output_tokens - is_stream(s) for s in states}
         after_s, num_idle = self._first_after_s, 0
