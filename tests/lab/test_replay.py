@@ -265,6 +265,17 @@ def _early(request_id: str, ends_s: float) -> Callable[[TraceLine], list[TraceLi
     return change
 
 
+def test_a_prompt_that_another_computes_at_the_same_time_is_replayed(tmp_path: Path) -> None:
+    """As the choices of a request with n > 1: they are admitted before the shared blocks are."""
+    alike = [WorkloadRequest(0.9, 1100, 20, hash_ids=(1, 2)) for _ in range(2)]
+    path = traced(tmp_path / "t.jsonl", [*STREAMS, *alike])
+    _, came_s, _ = waits(path)
+    replay = Replay(Window(path, came_s[-1]), 0, Token("0", 89))
+    starts = [start for plan in replay.recorded_plans for name, start, _ in plan if name == "4"]
+    assert starts[0] > 1000
+    assert replay.run(Without(), 200).plans[: len(replay.recorded_plans)] == replay.recorded_plans
+
+
 def test_a_replay_with_another_wait_tells_nothing(tmp_path: Path) -> None:
     """The bound of steps without a promise follows from costs that few sizes of steps hide."""
     config = msgspec.structs.replace(FREE, bounds_gaps=True, max_num_batched_tokens=2048)

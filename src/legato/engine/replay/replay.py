@@ -90,9 +90,11 @@ class Replay:
         self._states = window.states_at(first)
         self._before, self._steps = window.steps[:first], window.steps[first:]
         self.begins_s = self._before[-1].ended_s if first else self._steps[0].planned_s
-        self._hits: dict[str, int] = {}  # of the first admission: later ones find their own blocks
+        # Where the first chunk began: a request also uses what is computed after its admission.
+        self._hits: dict[str, int] = {}
         for step in reversed(self._steps):
-            self._hits |= step.admitted
+            self._hits |= {chunk.request_id: chunk.start for chunk in step.chunks}
+        self._wait_for_shared_blocks()
         measured = [(shape_of(step), step.seconds) for step in window.steps if not extra_s(step)]
         if len(measured) < _FEWEST_MEASURED:
             raise ValueError("too few of its steps were measured")
@@ -117,6 +119,17 @@ class Replay:
             if following_s < _LONGEST_TURNAROUND_S:
                 self._after_s[name] = following_s
         self._first_after_s = between_s[first - 1] if first else 0.0
+
+    def _wait_for_shared_blocks(self) -> None:
+        """Let requests come with their first chunk if another computed their blocks before it."""
+        waiting: dict[str, int] = {}  # value: tokens computed at its admission
+        for step in self._steps:
+            for chunk in step.chunks:
+                num_tokens = waiting.pop(chunk.request_id, chunk.start)
+                if chunk.start > num_tokens and chunk.request_id in self._states:
+                    self._states[chunk.request_id].ready_s = step.planned_s
+            begun = {chunk.request_id for chunk in step.chunks}
+            waiting |= {one: num for one, num in step.admitted.items() if one not in begun}
 
     @property
     def recorded_plans(self) -> list[Signature]:
