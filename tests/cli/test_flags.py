@@ -1,12 +1,14 @@
 """Flags and the settings they make."""
 
 import argparse
+import math
 from typing import Any
 
 import pytest
 
 from legato.api.config import ServerConfig
 from legato.cli.flags import add_engine_flags, add_server_flags, engine_config
+from legato.cli.main import main
 from legato.cli.values import byte_size
 from legato.core.cache_config import CacheConfig
 from legato.core.config import EngineConfig, ModelConfig, SchedulerConfig, engine_parts
@@ -146,6 +148,16 @@ def test_memory_utilization() -> None:
 )  # fmt: skip
 def test_byte_size(text: str, size: int) -> None:
     assert byte_size(text) == size
+
+
+@pytest.mark.parametrize("flag", ["--itl-slo", "--ttft-slo", "--max-wait"])
+def test_a_duration_of_many_digits_is_out_of_range(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", flag, f"{'9' * 400}s"])
+    assert "is not at most 86400s" in capsys.readouterr().err
+    assert config_of("--speculative-slack", f"{'9' * 400}%").scheduler.speculative_slack == math.inf
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "G", "1X", "1e9", "0.1", "two"])

@@ -1,19 +1,37 @@
 """What the replay of a trace says would have been, is what a run without it is like."""
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from legato.cli.explain import counterfactual_lines
 from legato.cli.main import main
 from legato.core.config import SchedulerConfig
-from legato.core.step_record import EngineRecord
+from legato.core.outputs import FinishReason
+from legato.core.step_record import (
+    EngineRecord,
+    GrammarReady,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.engine.loop.engine_loop import EngineLoop
 from legato.engine.replay.counterfactuals import Counterfactual, Explained, counterfactuals
-from legato.engine.replay.replay import Token
+from legato.engine.replay.replay import Replay, Token, Without
+from legato.engine.replay.window import Window
 from legato.observe.traces.attribution import Attribution
 from legato.observe.traces.request_story import read_story
-from legato.observe.traces.trace_file import JsonlTrace, ReplayBasis, TraceHeader
+from legato.observe.traces.trace_file import (
+    JsonlTrace,
+    RecordsDropped,
+    ReplayBasis,
+    TraceHeader,
+    TraceLine,
+    read_trace,
+)
 from legato.scheduler.step_costs import ROW_BOUNDS, StepCosts
 from legato.scheduler.step_shape import StepShape
 from legato_lab.simulation.machine import Machine, MeasuredServer
@@ -26,6 +44,7 @@ _MAX_LEN, _CACHE_TOKENS = 2048, 20_000
 COSTS = StepCosts(step_s=0.01, row_s=(0.0005,) * (len(ROW_BOUNDS) + 1))
 FREE = SchedulerConfig(speculative="off", max_num_batched_tokens=256)
 PACED = msgspec.structs.replace(FREE, itl_slo_s=0.06)
+TWO_IN_FLIGHT = msgspec.structs.replace(FREE, num_steps_in_flight=2)
 STREAMS = [WorkloadRequest(0.05 * i, 20, 90) for i in range(3)]
 LONG = WorkloadRequest(0.9, 700, 20, tenant="other")
 WORKLOAD = [*STREAMS, LONG]
@@ -95,7 +114,7 @@ def really_earlier(recorded: Path, other: Path) -> float:
     return (came_s - before_s) - gaps[token.place - 1]
 
 
-@pytest.mark.parametrize("config", [FREE, PACED])
+@pytest.mark.parametrize("config", [FREE, PACED, TWO_IN_FLIGHT])
 @pytest.mark.parametrize("words", ["without prompt 3", "without tenant other"])
 def test_without_a_prompt_is_as_a_run_without_it(
     tmp_path: Path, config: SchedulerConfig, words: str
@@ -106,6 +125,15 @@ def test_without_a_prompt_is_as_a_run_without_it(
     really_s = really_earlier(path, traced(tmp_path / "without.jsonl", STREAMS, config))
     assert really_s > 0.02
     assert of(told, words).change_s == pytest.approx(really_s, abs=1e-6)
+
+
+def test_overlapping_steps_are_replayed_in_the_time_that_they_took(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, TWO_IN_FLIGHT)
+    token, before_s, came_s = late_token(path)
+    replay = Replay(Window(path, came_s), 0, token)
+    base = replay.run(Without(), 200)
+    assert base.plans[: len(replay.recorded_plans)] == replay.recorded_plans
+    assert base.wait_s == pytest.approx(came_s - before_s)
 
 
 def test_with_a_promise_is_as_a_run_with_it(tmp_path: Path) -> None:
@@ -138,6 +166,25 @@ def test_explain_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "the machine took 63 ms away in its steps" in told
 
 
+def test_what_a_replay_would_warn_of_is_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tight = msgspec.structs.replace(FREE, itl_slo_s=0.008)
+    path = traced(tmp_path / "t.jsonl", WORKLOAD, tight)
+    caplog.clear()
+    assert main(["explain", str(path), "0"]) == 0
+    assert "a replay of" in capsys.readouterr().out
+    assert not caplog.records
+
+
+def test_a_request_of_the_clocks_beginning_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = traced(tmp_path / "t.jsonl", [WorkloadRequest(0.0, 900, 1)])
+    assert main(["explain", str(path), "0"]) == 0
+    assert "by replays of" in capsys.readouterr().out
+
+
 def test_a_long_trace_costs_no_more_steps(tmp_path: Path) -> None:
     crowd = [WorkloadRequest(0.2 * i, 300, 10, tenant=f"t{i % 7}") for i in range(200)]
     path = traced(tmp_path / "long.jsonl", [WorkloadRequest(0.0, 20, 1500), *crowd])
@@ -164,3 +211,141 @@ def test_a_trace_without_settings_is_not_replayed(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="older version"):
         counterfactuals(old, token, start_s, came_s)
+
+
+def altered(path: Path, change: Callable[[TraceLine], list[TraceLine]]) -> Path:
+    """Rewrite a trace's lines after its header."""
+    header, lines = read_trace(path)
+    new = [made for line in list(lines) for made in change(line)]
+    trace = JsonlTrace(path, header)
+    trace.write(new)
+    trace.close()
+    return path
+
+
+def ended_as(request_id: str, reason: FinishReason) -> Callable[[TraceLine], list[TraceLine]]:
+    def change(line: TraceLine) -> list[TraceLine]:
+        if isinstance(line, RequestEnded) and line.request_id == request_id:
+            return [msgspec.structs.replace(line, finish_reason=reason)]
+        return [line]
+
+    return change
+
+
+def test_a_failed_request_is_explained(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+    altered(path, ended_as("0", FinishReason.ERROR))
+    assert explained(path) == told
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_a_request_that_left_early_leaves_the_replay(tmp_path: Path, reason: FinishReason) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    altered(path, ended_as("1", reason))
+    _, came_s, _ = waits(path)
+    ends_s = Window(path, came_s[-1]).steps[40].ended_s
+    early = altered(path, _early("1", ends_s))
+    replay = Replay(Window(early, came_s[-1]), 0, Token("0", 60))
+    plans = replay.run(Without(), 100).plans
+    assert plans[:60] == replay.recorded_plans[:60]
+
+
+def _early(request_id: str, ends_s: float) -> Callable[[TraceLine], list[TraceLine]]:
+    """Return what lets a request leave at the end of a step, and its chunks with it."""
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if isinstance(line, RequestEnded) and line.request_id == request_id:
+            return [msgspec.structs.replace(line, ended_s=ends_s)]
+        if isinstance(line, StepRecord) and line.planned_s >= ends_s:
+            chunks = tuple(c for c in line.chunks if c.request_id != request_id)
+            return [msgspec.structs.replace(line, chunks=chunks)]
+        return [line]
+
+    return change
+
+
+def test_a_prompt_that_another_computes_at_the_same_time_is_replayed(tmp_path: Path) -> None:
+    """As the choices of a request with n > 1: they are admitted before the shared blocks are."""
+    alike = [WorkloadRequest(0.9, 1100, 20, hash_ids=(1, 2)) for _ in range(2)]
+    path = traced(tmp_path / "t.jsonl", [*STREAMS, *alike])
+    _, came_s, _ = waits(path)
+    replay = Replay(Window(path, came_s[-1]), 0, Token("0", 89))
+    starts = [start for plan in replay.recorded_plans for name, start, _ in plan if name == "4"]
+    assert starts[0] > 1000
+    assert replay.run(Without(), 200).plans[: len(replay.recorded_plans)] == replay.recorded_plans
+
+
+def test_a_replay_with_another_wait_tells_nothing(tmp_path: Path) -> None:
+    """The bound of steps without a promise follows from costs that few sizes of steps hide."""
+    config = msgspec.structs.replace(FREE, bounds_gaps=True, max_num_batched_tokens=2048)
+    crowd = [WorkloadRequest(0.001 * i, 1500, 30) for i in range(13)]
+    path = traced(tmp_path / "t.jsonl", crowd, config)
+    _, came_s, _ = waits(path, "5")
+    with pytest.raises(ValueError, match=r"waits \d+ ms, and not \d+"):
+        counterfactuals(path, Token("5", 1), *came_s[:2])
+
+
+def test_a_refused_request_is_not_replayed(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if not isinstance(line, RequestArrived) or line.request_id != "3":
+            return [line]
+        came = msgspec.structs.replace(line, request_id="refused")
+        reason = FinishReason.REFUSED
+        end = RequestEnded(
+            request_id="refused",
+            ended_s=line.taken_s,
+            finish_reason=reason,
+            num_output_tokens=0,
+            num_cached_tokens=0,
+            error="full",
+        )
+        return [came, end, line]
+
+    assert explained(altered(path, change)) == told
+
+
+def test_a_request_is_replayed_from_the_compiling_of_its_grammar_on(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    told = explained(path)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        if not isinstance(line, RequestArrived) or line.request_id != "3":
+            return [line]
+        early = msgspec.structs.replace(line, arrived_s=0.3, taken_s=0.3)
+        return [early, GrammarReady(request_id="3", ready_s=line.taken_s, compile_s=0.5)]
+
+    again = explained(altered(path, change))
+    assert again.num_agreeing == again.num_steps
+    one, other = (of(each, "without prompt").change_s for each in (again, told))
+    assert one == pytest.approx(other)
+
+
+def test_a_trace_with_missing_records_is_not_replayed(tmp_path: Path) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+
+    def change(line: TraceLine) -> list[TraceLine]:
+        is_first = isinstance(line, StepRecord) and line.step_id == 3
+        return [RecordsDropped(num_records=5)] if is_first else [line]
+
+    altered(path, change)
+    with pytest.raises(ValueError, match="missing"):
+        explained(path)
+
+
+def test_what_has_no_result_is_not_called_nothing() -> None:
+    lines = counterfactual_lines(Explained([], None, 0.0, 9, 9, 2000, 3), "its first token")
+    assert lines[1:] == ["  no result for 3 more within 2000 steps"]
+
+
+def test_requests_that_cannot_begin_end_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = traced(tmp_path / "t.jsonl", WORKLOAD)
+    token, _, came_s = late_token(path)
+    replay = Replay(Window(path, came_s), 0, token)
+    monkeypatch.setattr(EngineLoop, "_plan", lambda *_: None)
+    assert replay.run(Without(), 100).wait_s is None

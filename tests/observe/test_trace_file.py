@@ -1,14 +1,19 @@
 """A trace comes back as it was written, however its writer ended."""
 
 import gzip
+import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from legato.core.config import SchedulerConfig
 from legato.core.errors import ConfigError
 from legato.observe.traces.trace_file import (
+    VERSION,
     JsonlTrace,
     RecordsDropped,
+    ReplayBasis,
     TraceHeader,
     TraceLine,
     read_trace,
@@ -63,6 +68,25 @@ def test_a_line_without_its_end_is_left_out(path: Path) -> None:
     cut = whole[:-7]
     path.write_bytes(gzip.compress(cut)[:-4] if path.suffix == ".gz" else cut)
     assert list(read_trace(path)[1]) == LINES[:-1]
+
+
+@pytest.mark.parametrize("slack", [0.05, math.inf])
+def test_settings_come_back_but_for_what_only_drafts_need(tmp_path: Path, slack: float) -> None:
+    scheduler = SchedulerConfig(speculative_slack=slack, itl_slo_s=0.1)
+    basis = ReplayBasis(scheduler=scheduler, max_model_len=64, num_blocks=4, block_size=16)
+    JsonlTrace(tmp_path / "t.jsonl", msgspec.structs.replace(HEADER, basis=basis)).close()
+    read, _ = read_trace(tmp_path / "t.jsonl")
+    assert read.basis is not None
+    assert msgspec.structs.replace(read.basis.scheduler, speculative_slack=slack) == scheduler
+
+
+@pytest.mark.parametrize("scheduler", [b'{"later": 1}', b'{"itl_slo_s": 1e9}', b'{"policy": "a"}'])
+def test_settings_of_another_version_leave_the_records(tmp_path: Path, scheduler: bytes) -> None:
+    basis = b'"basis":{"scheduler":%b,"max_model_len":9,"num_blocks":9,"block_size":9}' % scheduler
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(header(VERSION).replace(b"}}\n", b"},%b}\n" % basis))
+    read, lines = read_trace(path)
+    assert (read.basis, list(lines)) == (None, [])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`legato explain`: where a request's time went."""
 
 import argparse
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,13 +142,17 @@ def _counterfactuals(path: Path, request_id: str, attribution: "Attribution") ->
     gaps, came_s = attribution.gaps(), attribution.came_s
     index = max(range(len(gaps)), key=gaps.__getitem__, default=None)
     if index is None:
-        token, before_s = 0, attribution.begins_s or came_s[0]
+        begins_s = attribution.begins_s
+        token, before_s = 0, came_s[0] if begins_s is None else begins_s
     else:
         token, before_s = attribution.firsts[index + 1], came_s[attribution.firsts[index]]
+    logging.disable(logging.WARNING)  # a replay's engine may warn of promises
     try:
         told = counterfactuals(path, Token(request_id, token), before_s, came_s[token])
     except ValueError as error:
         return ["", f"Its steps are not replayed: {error}."]
+    finally:
+        logging.disable(logging.NOTSET)
     what = "its first token" if index is None else f"token {token}, after the longest gap"
     return ["", *counterfactual_lines(told, what)]
 
@@ -156,7 +161,7 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
     """Return counterfactuals in words. Args: what: the token."""
     lines = [f"What would have changed the wait for {what}, by replays of {told.num_steps} steps:"]
     lines += [f"  {_otherwise(one)}" for one in told.found]
-    if not told.found:
+    if not told.found and not told.num_open:
         lines.append("  nothing that can be taken out: no other prompt was in its steps")
     if told.interrupted_s:
         lines.append(f"  the machine took {1e3 * told.interrupted_s:.0f} ms away in its steps")
@@ -165,8 +170,8 @@ def counterfactual_lines(told: "Explained", what: str) -> list[str]:
             f"  in doubt: a replay of all plans {told.num_agreeing} of {told.num_steps} steps as "
             "recorded"
         )
-    if told.num_untried:
-        lines.append(f"  {told.num_untried} more were not tried: {told.num_replayed} steps are all")
+    if told.num_open:
+        lines.append(f"  no result for {told.num_open} more within {told.num_replayed} steps")
     return lines
 
 

@@ -120,7 +120,7 @@ def slack(text: str) -> float:
     match = _PERCENTAGE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a percentage such as 5%, or unbounded")
-    return float(Fraction(match[1]) / 100)
+    return _rounded(Fraction(match[1]) / 100)
 
 
 def duration_s(text: str) -> float:
@@ -131,7 +131,15 @@ def duration_s(text: str) -> float:
     number, unit = Fraction(match[1]), match[2]
     if unit is None and number:
         raise argparse.ArgumentTypeError(f"{match[1]} of what? {match[1]}ms, or {match[1]}s?")
-    return float(number * _UNITS_S[unit or "s"])
+    return _rounded(number * _UNITS_S[unit or "s"])
+
+
+def _rounded(exact: Fraction) -> float:
+    """Return the nearest float; infinity beyond all."""
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf
 
 
 def gap_bound(text: str) -> tuple[float | None, float, bool]:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 import msgspec
 
 from legato.core.config import SchedulerConfig
+from legato.core.ranges import MOST_S
+from legato.core.step_record import StepRecord
 from legato.engine.replay.replay import Replay, Token, Without
 from legato.engine.replay.window import MOST_REPLAYED, Window, extra_s
 
 MOST_STEPS = 2000
 """Steps that all replays of one token may plan together: within 2 s on one core."""
 _MOST_REQUESTS = 5
+_MOST_APART = 0.25
+"""How far a wait in a replay of all may be from the recorded wait, as a share of that."""
 
 
 class Counterfactual(NamedTuple):
@@ -39,7 +43,8 @@ class Explained(NamedTuple):
         interrupted_s: how long the machine was away in the token's steps.
         num_agreeing, num_steps: steps that the replay of all plans as recorded, and all of these.
         num_replayed: steps that all replays planned together.
-        num_untried: things left, since the steps were spent.
+        num_open: things without a result, since the token came in none of their steps, or all steps
+            were spent.
     """
 
     found: list[Counterfactual]
@@ -48,7 +53,7 @@ class Explained(NamedTuple):
     num_agreeing: int
     num_steps: int
     num_replayed: int
-    num_untried: int
+    num_open: int
 
 
 def counterfactuals(
@@ -67,20 +72,22 @@ def counterfactuals(
     own = [step for step in window.steps if step.ended_s > start_s]
     if not own:
         raise ValueError("its steps are not in the trace")
-    tokens: Counter[str] = Counter()
-    for step in own:
-        for chunk in step.chunks:
-            if chunk.kind == "prefill" and chunk.request_id != token.request_id:
-                tokens[chunk.request_id] += chunk.num_tokens
-    blamed = [request_id for request_id, _ in tokens.most_common(_MOST_REQUESTS)]
+    blamed = _blamed(own, token.request_id)
     came = window.states_at(0)
-    since_s = min([start_s, *(came[r].arrived.taken_s for r in blamed if r in came)])
+    since_s = min([start_s, *(came[r].ready_s for r in blamed if r in came)])
     replay = Replay(window, window.first_step(since_s), token)
     num_left = most_steps
     base = replay.run(Without(), min(num_left, 2 * MOST_REPLAYED))
     num_left -= base.num_steps
     recorded = replay.recorded_plans
     agreeing = sum(a == b for a, b in zip(recorded, base.plans, strict=False))
+    waited_s = came_s - max(start_s, replay.begins_s)
+    if token.place == 0:
+        waited_s = came_s - came[token.request_id].arrived.arrived_s
+    if base.wait_s is not None and abs(base.wait_s - waited_s) > _MOST_APART * waited_s:
+        raise ValueError(
+            f"a replay of them waits {1e3 * base.wait_s:.0f} ms, and not {1e3 * waited_s:.0f} ms"
+        )
     slo_class = came[token.request_id].arrived.slo_class
     config = window.basis.scheduler
     name = "ttft_s" if token.place == 0 else "itl_s"
@@ -93,13 +100,12 @@ def counterfactuals(
         ways.insert(
             0, ("without the interruptions of the machine", Without(has_interruptions=False))
         )
-    found, num_tried = [], 0
+    found = []
     for words, way in ways:
         if num_left < len(recorded) or base.wait_s is None:
             break
         one = replay.run(way, min(num_left, 2 * len(recorded)))
         num_left -= one.num_steps
-        num_tried += 1
         if one.wait_s is not None:
             asked_s = getattr((way.config or config).classes[slo_class], name)
             is_on_time = asked_s is not None and one.wait_s <= asked_s
@@ -107,11 +113,20 @@ def counterfactuals(
             change_s = base.wait_s - one.wait_s
             found.append(Counterfactual(words, change_s, is_on_time, one.num_late, share))
     found.sort(key=lambda one: -one.change_s)
-    untried = len(ways) - num_tried
-    num_replayed = most_steps - num_left
+    num_replayed, num_open = most_steps - num_left, len(ways) - len(found)
     return Explained(
-        found, promise_s, interrupted_s, agreeing, len(recorded), num_replayed, untried
+        found, promise_s, interrupted_s, agreeing, len(recorded), num_replayed, num_open
     )
+
+
+def _blamed(steps: list[StepRecord], request_id: str) -> list[str]:
+    """Return the others with the most prompt tokens in these steps."""
+    tokens: Counter[str] = Counter()
+    for step in steps:
+        for chunk in step.chunks:
+            if chunk.kind == "prefill" and chunk.request_id != request_id:
+                tokens[chunk.request_id] += chunk.num_tokens
+    return [other for other, _ in tokens.most_common(_MOST_REQUESTS)]
 
 
 def _ways(
@@ -131,7 +146,7 @@ def _ways(
     if not config.enable_chunked_prefill or config.policy != "stall-free":
         return
     if config.itl_slo_s is not None:
-        target_s = 1.5 * config.itl_slo_s
+        target_s = min(1.5 * config.itl_slo_s, MOST_S)
     elif gap_s is not None:
         target_s = gap_s / 2
     else:

@@ -14,7 +14,7 @@ import msgspec
 
 from legato.core.config import SchedulerConfig
 from legato.core.plan import ChunkResult, ScheduledChunk, StepPlan, StepResult
-from legato.core.request import AddRequest
+from legato.core.request import AbortRequest, AddRequest, Event
 from legato.core.sampling_params import SamplingParams
 from legato.core.slo import P99, ServiceParams, SloClass
 from legato.core.step_record import ChunkRecord, RequestArrived
@@ -80,16 +80,21 @@ class Replay:
     Args:
         first: index of the first step.
         token: ends a replay.
+
+    Attributes:
+        begins_s: when the first of its steps could begin.
     """
 
     def __init__(self, window: Window, first: int, token: Token) -> None:
         self._window, self._token = window, token
         self._states = window.states_at(first)
         self._before, self._steps = window.steps[:first], window.steps[first:]
-        self._begins_s = self._before[-1].ended_s if first else self._steps[0].planned_s
-        self._hits = {
-            request_id: count for step in self._steps for request_id, count in step.admitted.items()
-        }
+        self.begins_s = self._before[-1].ended_s if first else self._steps[0].planned_s
+        # Where the first chunk began: a request also uses what is computed after its admission.
+        self._hits: dict[str, int] = {}
+        for step in reversed(self._steps):
+            self._hits |= {chunk.request_id: chunk.start for chunk in step.chunks}
+        self._wait_for_shared_blocks()
         measured = [(shape_of(step), step.seconds) for step in window.steps if not extra_s(step)]
         if len(measured) < _FEWEST_MEASURED:
             raise ValueError("too few of its steps were measured")
@@ -105,13 +110,26 @@ class Replay:
         self._recorded: dict[Signature, float] = {}  # value: seconds from its planning on
         self._extra_s: dict[Signature, float] = {}
         self._after_s: dict[Signature, float] = {}  # value: from its end to the next planning
+        free_s = self.begins_s  # with two steps in flight, a step is planned before it begins
         for step, following_s in zip(self._steps, [*between_s[first:], 0.0], strict=True):
             name = signature(step.chunks)
-            self._recorded[name] = max(1e-9, step.ended_s - step.planned_s)
+            self._recorded[name] = max(1e-9, step.ended_s - max(step.planned_s, free_s))
+            free_s = step.ended_s
             self._extra_s[name] = extra_s(step)
             if following_s < _LONGEST_TURNAROUND_S:
                 self._after_s[name] = following_s
         self._first_after_s = between_s[first - 1] if first else 0.0
+
+    def _wait_for_shared_blocks(self) -> None:
+        """Let requests come with their first chunk if another computed their blocks before it."""
+        waiting: dict[str, int] = {}  # value: tokens computed at its admission
+        for step in self._steps:
+            for chunk in step.chunks:
+                num_tokens = waiting.pop(chunk.request_id, chunk.start)
+                if chunk.start > num_tokens and chunk.request_id in self._states:
+                    self._states[chunk.request_id].ready_s = step.planned_s
+            begun = {chunk.request_id for chunk in step.chunks}
+            waiting |= {one: num for one, num in step.admitted.items() if one not in begun}
 
     @property
     def recorded_plans(self) -> list[Signature]:
@@ -126,32 +144,47 @@ class Replay:
         coming = deque(
             sorted(
                 (s for s in states if not s.num_computed_tokens),
-                key=lambda s: (s.arrived.arrived_s, s.arrived.taken_s),
+                key=lambda s: (_comes_s(s), s.ready_s),
+            )
+        )
+        leaving = deque(
+            sorted(
+                (s.cut_s, s.arrived.request_id)
+                for s in states
+                if s.cut_s is not None and s.arrived.request_id != self._token.request_id
             )
         )
         clock = VirtualClock()
-        clock.advance_to(self._begins_s)
+        clock.advance_to(self.begins_s)
         scheduler, kv = self._scheduler(config, live, clock.now_s)
         plans: list[Signature] = []
         step_time_s = self._step_time(clock, plans, has_interruptions=without.has_interruptions)
         depth = config.num_steps_in_flight or 1
         loop = EngineLoop(scheduler, kv, SimulatedExecutor(clock, step_time_s, depth=depth), clock)
-        came_s = {s.arrived.request_id: [self._begins_s] for s in live if is_stream(s)}
+        came_s = {s.arrived.request_id: [self.begins_s] for s in live if is_stream(s)}
         # Key request id; value the place in the output of the first token in `came_s`.
         firsts = {s.arrived.request_id: s.num_output_tokens - is_stream(s) for s in states}
-        after_s = self._first_after_s
+        after_s, num_idle = self._first_after_s, 0
         while len(plans) < most_steps and (coming or loop.has_work):
             if not loop.has_work:
-                clock.advance_to(coming[0].arrived.arrived_s)
+                clock.advance_to(_comes_s(coming[0]))
                 after_s = self._turnaround_s
             ended_s, planned_s = clock.now_s, clock.now_s + after_s
-            events = []
-            while coming and _is_taken(coming[0].arrived, ended_s, planned_s):
+            events: list[Event] = []
+            while coming and (_comes_s(coming[0]) <= ended_s or coming[0].ready_s <= planned_s):
                 events.append(self._message(coming.popleft()))
+            while leaving and leaving[0][0] <= planned_s:
+                events.append(AbortRequest(request_id=leaving.popleft()[1]))
             clock.advance_to(planned_s)
+            num_before = len(plans)
             for output in loop.step(events):
                 times = came_s.setdefault(output.request_id, [])
                 times += [clock.now_s] * len(output.new_token_ids)
+            num_idle = 0 if len(plans) > num_before else num_idle + 1
+            if num_idle > depth:  # nothing is in flight, and none of the requests can begin
+                if not coming:
+                    break
+                clock.advance_to(_comes_s(coming[0]))
             after_s = self._after_s.get(plans[-1], self._turnaround_s) if plans else 0.0
             wanted = self._token.place - firsts.get(self._token.request_id, 0)
             if len(came_s.get(self._token.request_id, ())) > wanted:
@@ -279,9 +312,10 @@ class Replay:
         return num_late
 
 
-def _is_taken(arrived: RequestArrived, ended_s: float, planned_s: float) -> bool:
-    """Whether a request joins the step planned at `planned_s`, the one before it being over."""
-    return arrived.arrived_s <= ended_s or arrived.taken_s <= planned_s
+def _comes_s(state: HeldRequest) -> float:
+    """Return when a request came; with a grammar, when that was compiled."""
+    arrived = state.arrived
+    return arrived.arrived_s if state.ready_s == arrived.taken_s else state.ready_s
 
 
 def _boundless(config: SchedulerConfig, num_tokens: int) -> SchedulerConfig:

@@ -1,12 +1,20 @@
 """The steps of a trace before a token, and the engine's state at each of them."""
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
 from legato.core.outputs import FinishReason
-from legato.core.step_record import ChunkRecord, RequestArrived, RequestEnded, StepRecord
-from legato.observe.traces.trace_file import ReplayBasis, read_trace
+from legato.core.step_record import (
+    BlocksFetched,
+    ChunkRecord,
+    GrammarReady,
+    RequestArrived,
+    RequestEnded,
+    StepRecord,
+)
+from legato.observe.traces.trace_file import RecordsDropped, ReplayBasis, TraceLine, read_trace
 from legato.scheduler.step_shape import StepShape
 
 _MOST_KEPT, MOST_REPLAYED = 512, 256
@@ -23,6 +31,7 @@ class HeldRequest:
 
     def __init__(self, arrived: RequestArrived) -> None:
         self.arrived = arrived
+        self.ready_s = arrived.taken_s  # when the scheduler got it
         self.num_output_tokens = self.num_computed_tokens = 0
         self.ended: RequestEnded | None = None
 
@@ -31,6 +40,12 @@ class HeldRequest:
         num_rejected = chunk.num_drafts - chunk.num_accepted if chunk.kind == "verify" else 0
         self.num_computed_tokens = chunk.start + chunk.num_tokens - num_rejected
         self.num_output_tokens += chunk.num_accepted + 1 if chunk.num_samples else 0
+
+    @property
+    def cut_s(self) -> float | None:
+        """When it was aborted, or failed; None if it was not."""
+        is_cut = self.ended and self.ended.finish_reason in (FinishReason.ABORT, FinishReason.ERROR)
+        return self.ended.ended_s if self.ended and is_cut else None
 
     @property
     def num_final_tokens(self) -> int:
@@ -51,26 +66,43 @@ class Window:
     def __init__(self, path: Path, until_s: float) -> None:
         header, lines = read_trace(path)
         if header.basis is None:
-            raise ValueError("the trace has no settings to replay with: an older version wrote it")
+            raise ValueError(
+                "the trace has no settings to replay with: a simulation or an older version wrote "
+                "it, or a newer one"
+            )
         self.basis: ReplayBasis = header.basis
         self.steps: list[StepRecord] = []
         self._states: dict[str, HeldRequest] = {}  # as of the first of `steps`
+        self._fetched_s = -math.inf
         kept: deque[StepRecord] = deque()
         for line in lines:
             match line:
-                case RequestArrived() if line.arrived_s <= until_s:
-                    self._states.setdefault(line.request_id, HeldRequest(line))
-                case RequestEnded() if line.request_id in self._states:
-                    self._states[line.request_id].ended = line
+                case RecordsDropped() if not kept or kept[-1].ended_s < until_s:
+                    raise ValueError("records before it are missing: writing could not keep up")
                 case StepRecord() if line.planned_s < until_s:
                     kept.append(line)
                     if len(kept) > _MOST_KEPT:
                         self._pass(kept.popleft(), self._states)
+                case _:
+                    self._note(line, until_s)
         self.steps = list(kept)
         self._check()
 
+    def _note(self, line: TraceLine, until_s: float) -> None:
+        match line:
+            case RequestArrived() if line.arrived_s <= until_s:
+                self._states.setdefault(line.request_id, HeldRequest(line))
+            case GrammarReady() if line.request_id in self._states:
+                self._states[line.request_id].ready_s = line.ready_s
+            case BlocksFetched() if line.begun_s < until_s:
+                self._fetched_s = max(self._fetched_s, line.ended_s)
+            case RequestEnded() if line.request_id in self._states:
+                self._states[line.request_id].ended = line
+
     def _check(self) -> None:
         """Raises ValueError if a replay would be another engine's."""
+        if self.steps and self._fetched_s >= self.steps[0].planned_s:
+            raise ValueError("blocks of a prompt came from another engine meanwhile")
         if any(step.num_draft_tokens for step in self.steps):
             raise ValueError("its steps hold drafts, whose luck other plans would not have had")
         if any(step.replica_id for step in self.steps):
@@ -105,7 +137,7 @@ class Window:
             state = states[request_id] = HeldRequest(before.arrived)
             state.num_output_tokens = before.num_output_tokens
             state.num_computed_tokens = before.num_computed_tokens
-            state.ended = before.ended
+            state.ended, state.ready_s = before.ended, before.ready_s
         for step in self.steps[:index]:
             self._pass(step, states)
         begins_s = self.steps[index].planned_s
@@ -113,14 +145,15 @@ class Window:
             request_id: state
             for request_id, state in states.items()
             if (state.ended is None or state.ended.ended_s > begins_s)
-            and not (state.ended is not None and state.ended.finish_reason is FinishReason.ERROR)
+            and not (state.ended is not None and state.ended.finish_reason is FinishReason.REFUSED)
         }
 
     def first_step(self, since_s: float) -> int:
         """Return the first step to replay so that what came at `since_s` is new, if it can be."""
         least = max(0, len(self.steps) - MOST_REPLAYED)
         later = (i for i, step in enumerate(self.steps) if step.planned_s >= since_s)
-        return max(least, next(later, len(self.steps) - 1) - 1)
+        depth = self.basis.scheduler.num_steps_in_flight or 1
+        return max(least, next(later, len(self.steps) - 1) - depth)
 
 
 def is_stream(state: HeldRequest) -> bool:

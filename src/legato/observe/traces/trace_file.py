@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -27,7 +27,8 @@ class ReplayBasis(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay of the plans needs beside the records.
 
     Attributes:
-        scheduler: resolved, as the trace began; a later change is not recorded.
+        scheduler: resolved, as the trace began; a later change is not recorded. Without slack for
+            drafts, as it may be infinite and no replay has drafts.
         max_model_len: as of `Scheduler`.
         num_blocks, block_size: of the KV cache.
     """
@@ -36,6 +37,10 @@ class ReplayBasis(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     num_blocks: int
     block_size: int
+
+    def __post_init__(self) -> None:
+        written = msgspec.structs.replace(self.scheduler, speculative_slack=0.0)
+        msgspec.structs.force_setattr(self, "scheduler", written)
 
 
 class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="kind"):
@@ -47,7 +52,7 @@ class TraceHeader(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
         started_s: on the records' clock.
         unix_s: offset from the records' times to Unix time; None on a virtual clock.
         settings: of the engine; key a flag's name, value as printed.
-        basis: None if it is unknown.
+        basis: None if it is unknown, or another version's.
     """
 
     version: int = VERSION
@@ -138,9 +143,22 @@ def _lines(path: Path) -> Iterator[_Line]:
 def _parsed(path: Path, number: int, line: bytes) -> _Line:
     try:
         read: _Line = _decode(line)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}, line {number} is not a line of a trace: {error}") from error
+    except (msgspec.DecodeError, ConfigError) as error:
+        header = _without_basis(line) if number == 1 else None
+        if header is None:
+            raise ConfigError(f"{path}, line {number} is not a line of a trace: {error}") from error
+        return header
     return read
+
+
+def _without_basis(line: bytes) -> TraceHeader | None:
+    """Return a header whose settings are another version's; None if that is not what is wrong."""
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+        fields["basis"] = None
+        return msgspec.convert(fields, TraceHeader)
+    except msgspec.DecodeError:
+        return None
 
 
 def open_binary(path: Path, mode: str) -> IO[bytes]:

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato.cli.flags import AddItems, GapPromise
-from legato.cli.values import SLO_CLASS, count, duration_s, positive, share, slo_class
+from legato.cli.values import (
+    SLO_CLASS,
+    count,
+    duration_s,
+    integer,
+    positive,
+    share,
+    slo_class,
+)
 from legato.core.slo import P99, SloClass
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ def add_prompt_flags(
         metavar="N",
         help=f"prompts are random tokens below this ({default})",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+    group.add_argument("--seed", type=integer, default=0, metavar="N", help="of all that is random")
 
 
 def add_slo_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legato.cli.flags import add_flags, given_fields
-from legato.cli.values import count, duration_s, fraction
+from legato.cli.values import count, duration_s, fraction, integer
 from legato.core.cache_config import CacheConfig
 from legato.core.config import SchedulerConfig
 from legato.core.config_fields import fields_of
@@ -170,7 +170,7 @@ def _add_machine_flags(group: argparse._ArgumentGroup) -> None:
         help="by how much the duration of equal steps varies (%(default)s)",
     )
     add_acceptance_flag(group)
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random")
+    group.add_argument("--seed", type=integer, default=0, metavar="N", help="of all that is random")
 
 
 class _Profile(argparse.Action):
