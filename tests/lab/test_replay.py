@@ -55,10 +55,12 @@ def traced(
     workload: list[WorkloadRequest],
     config: SchedulerConfig = FREE,
     away: tuple[int, float] = (-1, 0.0),
+    *,
+    is_calibrated: bool = True,
 ) -> Path:
     """Record a run in the simulator, whose step `away[0]` takes `away[1]` seconds more."""
     machine = Machine(
-        belief=calibrate(COSTS, _MAX_LEN),
+        belief=calibrate(COSTS, _MAX_LEN) if is_calibrated else [],
         costs=COSTS,
         max_model_len=_MAX_LEN,
         kv_cache_tokens=_CACHE_TOKENS,
@@ -274,6 +276,17 @@ def test_a_prompt_that_another_computes_at_the_same_time_is_replayed(tmp_path: P
     starts = [start for plan in replay.recorded_plans for name, start, _ in plan if name == "4"]
     assert starts[0] > 1000
     assert replay.run(Without(), 200).plans[: len(replay.recorded_plans)] == replay.recorded_plans
+
+
+def test_an_engine_that_knows_no_step_times_plans_as_such(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(FREE, bounds_gaps=True)
+    crowd = [WorkloadRequest(0.0, 20, 90), WorkloadRequest(0.015, 300, 20)]
+    path = traced(tmp_path / "t.jsonl", crowd, config, is_calibrated=False)
+    _, came_s, _ = waits(path)
+    window = Window(path, came_s[-1])
+    assert (window.steps[0].predicted_s is None) != (window.steps[-1].predicted_s is None)
+    replay = Replay(window, 0, Token("0", 89))
+    assert replay.run(Without(), 100).plans == replay.recorded_plans
 
 
 def test_a_replay_with_another_wait_tells_nothing(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Replay:
         self._prior: list[MeasuredStep] = [
             (shape_of(step), step.predicted_s)
             for step in window.steps
-            if step.predicted_s is not None
+            if step.predicted_s is not None and self._steps[0].predicted_s is not None
         ]
         between_s = [max(0.0, two.planned_s - one.ended_s) for one, two in pairwise(window.steps)]
         usual_s = [seconds for seconds in between_s if seconds < _LONGEST_TURNAROUND_S]
