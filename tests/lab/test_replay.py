@@ -193,7 +193,7 @@ def test_a_long_trace_costs_no_more_steps(tmp_path: Path) -> None:
     gaps, came_s, _ = waits(path)
     last = len(gaps) - 1
     told = counterfactuals(path, Token("0", last + 1), came_s[last], came_s[last + 1])
-    assert told.num_replayed <= 2000
+    assert told.num_replayed <= 1000
     few = counterfactuals(path, Token("0", last + 1), came_s[last], came_s[last + 1], most_steps=20)
     assert few.num_replayed <= 20
 

@@ -13,8 +13,8 @@ from legato.core.step_record import StepRecord
 from legato.engine.replay.replay import Replay, Token, Without
 from legato.engine.replay.window import MOST_REPLAYED, Window, extra_s
 
-MOST_STEPS = 2000
-"""Steps that all replays of one token may plan together: within 2 s on one core."""
+MOST_STEPS = 1000
+"""Steps that all replays of one token may plan together: 1 to 2 s on one core."""
 _MOST_REQUESTS = 5
 _MOST_APART = 0.25
 """How far a wait in a replay of all may be from the recorded wait, as a share of that."""
