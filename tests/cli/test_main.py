@@ -187,7 +187,7 @@ def test_a_broken_plugin_breaks_itself_alone(broken: Mapping[str, str]) -> None:
         (("serve", "one", "--model", "other"), "two models were named"),
         (("chat", "one", "--model", "other"), "two models were named"),
         (("calibrate", "no/such/model"), "no model at 'no/such/model'"),
-        (("serve", "--max-num-seqs", "0"), "max_num_seqs"),
+        (("serve", "--max-num-seqs", "0"), "--max-num-seqs"),
         (("serve", "--port", "70000"), "port"),
         (("serve", "--api-key", ","), "--api-key"),
         (("serve", "--host", "256.0.0.1"), "cannot listen on 256.0.0.1:8000"),
