@@ -6,7 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
@@ -123,6 +123,7 @@ def test_data_decide_what_a_segment_costs_once_there_are_any() -> None:
 
 
 @given(seed=st.integers(0, 2**32), num_rows=st.integers(1, 40), size=st.integers(1, NUM_TERMS))
+@example(seed=1457, num_rows=26, size=14)
 @examples(100)
 def test_sums_are_solved_as_scipy_solves_rows(seed: int, num_rows: int, size: int) -> None:
     rng = np.random.default_rng(seed)
@@ -135,5 +136,7 @@ def test_sums_are_solved_as_scipy_solves_rows(seed: int, num_rows: int, size: in
     found = solve_nonnegative(rows.T @ rows, rows.T @ target)
     expected, residual = nnls(rows, target)
     assert found.min() >= 0.0
-    assert np.linalg.norm(rows @ found - target) <= residual * (1 + 1e-9) + 1e-12
+    # Sums of squares are rounded at the size of the target's, which may be far above the residual's.
+    rounded = 1e-10 * np.linalg.norm(target) + 1e-12
+    assert np.linalg.norm(rows @ found - target) <= residual * (1 + 1e-9) + rounded
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3 * expected.max(initial=1e-6))
