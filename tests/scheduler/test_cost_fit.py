@@ -136,7 +136,7 @@ def test_sums_are_solved_as_scipy_solves_rows(seed: int, num_rows: int, size: in
     found = solve_nonnegative(rows.T @ rows, rows.T @ target)
     expected, residual = nnls(rows, target)
     assert found.min() >= 0.0
-    # Sums of squares are rounded at the size of the target's, which may be far above the residual's.
+    # Sums of squares are rounded at the size of the target, far above that of the residual.
     rounded = 1e-10 * np.linalg.norm(target) + 1e-12
     assert np.linalg.norm(rows @ found - target) <= residual * (1 + 1e-9) + rounded
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3 * expected.max(initial=1e-6))
