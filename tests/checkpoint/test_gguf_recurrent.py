@@ -22,6 +22,7 @@ from legato.core.config import ModelConfig
 from legato.core.errors import UnsupportedModelError
 from legato.language.tokenizer.gguf_tokenizer import build_gguf_tokenizer
 from tests.checkpoint.gguf_keys import check_keys
+from tests.checkpoint.gguf_layouts import add
 from tests.families.tiny import MODELS, VOCAB_SIZE, Tiny, random_model
 from tests.model.conftest import assert_same_logits, load, reference_logits
 from tests.model.dense import packed_logits
@@ -349,17 +350,7 @@ def write_file(path: Path, file: File, model: PreTrainedModel, **changes: Any) -
 
 def add_metadata(writer: GGUFWriter, architecture: str, metadata: Mapping[str, Any]) -> None:
     for key, value in metadata.items():
-        whole = f"{architecture}.{key}"
-        if isinstance(value, list):
-            writer.add_array(whole, value)
-        elif isinstance(value, bool):
-            writer.add_bool(whole, value)
-        elif isinstance(value, str):
-            writer.add_string(whole, value)
-        elif isinstance(value, float):
-            writer.add_float32(whole, value)
-        elif value is not None:
-            writer.add_uint32(whole, value)
+        add(writer, f"{architecture}.{key}", value)
 
 
 def is_matrix(rows: np.ndarray) -> bool:
