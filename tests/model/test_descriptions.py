@@ -152,7 +152,8 @@ def test_missing_fields_have_the_defaults_of_transformers(name: str, tmp_path: P
     default = "sliding_attention" if theirs.model_type == "mistral" else "full_attention"
     types = getattr(theirs, "layer_types", None) or [default] * len(ours.layers)
     types = ["full_attention" if kind == "hybrid" else kind for kind in types]
-    has_attention = [kind.endswith(("full_attention", "sliding_attention")) for kind in types]
+    own = ("full_attention", "sliding_attention", "chunked_attention")
+    has_attention = [kind.endswith(own) for kind in types]
     assert [layer.attention is not None for layer in ours.layers] == has_attention
     attentions = [kind for kind, attends in zip(types, has_attention, strict=True) if attends]
     assert [window is None for window in ours.windows] == [kind[0] == "f" for kind in attentions]
